@@ -1,0 +1,1 @@
+"""The Triton side: requests in, tokens out."""

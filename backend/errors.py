@@ -1,0 +1,43 @@
+"""Everything a caller of the backend can be told, as one tree; each maps to one Triton status.
+
+BackendError
+├── InvalidRequest   INVALID_ARG: names the field, the limit and the value
+├── Overloaded       UNAVAILABLE: the queue is full, or the backend is closing
+├── EngineFailed     INTERNAL: the engine failed the step this request was in
+├── DeadlineExceeded UNAVAILABLE: only where no text was produced at all
+└── ConfigError      the model does not load; names the key, the limit and the value
+"""
+
+
+class BackendError(Exception):
+    """Root; its text is one line for the caller."""
+
+
+class InvalidRequest(BackendError):
+    """Bad input. `InvalidRequest("temperature", "must be in [0, 100]", value)`."""
+
+    def __init__(self, field: str, problem: str, value: object = None) -> None:
+        shown = "" if value is None else f", got {_short(value)}"
+        super().__init__(f"{field}: {problem}{shown}")
+        self.field = field
+
+
+class Overloaded(BackendError):
+    """No room now; the caller may try again later."""
+
+
+class EngineFailed(BackendError):
+    """The engine raised inside this request's step."""
+
+
+class DeadlineExceeded(BackendError):
+    """The request's deadline passed before its first token."""
+
+
+class ConfigError(BackendError):
+    """config.pbtxt or tensorcache.toml is wrong; the text names the key."""
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

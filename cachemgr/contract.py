@@ -1,0 +1,129 @@
+"""What the cache manager promises: names for blocks, leases on them, and the tiers behind them.
+
+The read path: `hashes` names the blocks of a prompt → `lookup` counts the longest known run → `acquire` pins it as a
+`Lease` → `restore` copies each block to private memory, checks identity and tag, hands it to the engine → `release`.
+The write path: `prepare` reserves a slot → the engine writes the payload into it → `commit` makes it visible.
+
+Failure law: trouble in here is a miss and a counter, never an exception on the request path and never wrong bytes.
+Only misuse (our own bug) raises.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NewType, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+BlockHash = NewType("BlockHash", bytes)
+"""16 bytes: BLAKE2b-128 of the chain up to and including the block (DESIGN: block hash)."""
+
+Sink = Callable[[range, Sequence[npt.NDArray[np.uint8]]], None]
+"""Takes checked payloads of consecutive blocks; the buffers are only valid during the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """The exact bytes of a block for one engine identity: what arenas, headers and tags are built from."""
+
+    kv_identity: bytes
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: int
+
+    @property
+    def payload_nbytes(self) -> int:
+        """Bytes of one payload, [layers][k|v][head][token][dim]."""
+        return self.layers * 2 * self.kv_heads * self.block_tokens * self.head_dim * np.dtype(self.dtype).itemsize
+
+
+class Lease(Protocol):
+    """Pins the first `blocks` blocks of a chain until `release`; evictors pass them by."""
+
+    @property
+    def blocks(self) -> int:
+        """How many leading blocks of the asked chain are pinned or on their way."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """True once nothing is on its way any more; `blocks` no longer changes."""
+        ...
+
+    def release(self) -> None:
+        """Unpin. Idempotent."""
+        ...
+
+
+class PendingBlock(Protocol):
+    """A reserved slot: write the whole of `payload`, then commit or abort exactly once."""
+
+    @property
+    def payload(self) -> npt.NDArray[np.uint8]:
+        """Writable view, BlockFormat.payload_nbytes long, 128-byte aligned."""
+        ...
+
+
+class PrefixCache(Protocol):
+    """The cache manager as the backend sees it; one per engine identity and process."""
+
+    def hashes(self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "") -> list[BlockHash]:
+        """Names of the whole blocks of `tokens` (int32 or int64, [N]), chained. Pure; any thread."""
+        ...
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> int:
+        """Length of the longest run of known blocks from the start. Memory only, no pin."""
+        ...
+
+    def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
+        """Pin the longest known run (possibly empty). `deadline`: time.monotonic() seconds."""
+        ...
+
+    def restore(self, lease: Lease, *, first: int, sink: Sink) -> int:
+        """Copy, check and hand over blocks first … lease.blocks−1; how many blocks from 0 are now usable.
+
+        Stops at the first block that fails its checks: that one is removed and counted, the rest is not used.
+        """
+        ...
+
+    def prepare(
+        self, hashes: Sequence[BlockHash], index: int, *, namespace: str = ""
+    ) -> PendingBlock | None:
+        """Reserve a slot for block `index` of the chain; None if it exists already or nothing can be evicted."""
+        ...
+
+    def commit(self, pending: PendingBlock) -> None:
+        """Seal header and tag, then publish. Readers see the block whole or not at all."""
+        ...
+
+    def abort(self, pending: PendingBlock) -> None:
+        """Give the slot back unpublished."""
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """Monotonic counts and gauges by metric name without prefix, for the metrics page."""
+        ...
+
+    def close(self) -> None:
+        """Unmap and unlock; the arena file stays for the next process. Idempotent."""
+        ...
+
+
+class RemoteTier(Protocol):
+    """A tier beyond this process's memory (peers, Redis, LMDB). Owned by the IO loop; every call has a deadline."""
+
+    name: str
+
+    async def get(self, hashes: Sequence[BlockHash], *, deadline: float) -> list[bytes | None]:
+        """Whole shards (header and payload) in order; None where missing. Unchecked bytes."""
+        ...
+
+    async def put(self, shards: Sequence[tuple[BlockHash, memoryview]], *, deadline: float) -> int:
+        """Offer shards; how many were taken."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of sockets and files."""
+        ...

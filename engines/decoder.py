@@ -1,0 +1,59 @@
+"""A Llama-family decoder as loaders hand it to graph builders: its configuration and its float32 weights.
+
+Loaders (GGUF, Hugging Face folder) produce a `Decoder`; graph builders (onnxruntime, tensorrt) consume it. Weight names are
+canonical and the same for every source; linear weights are [out, in], rotary halves are *split* (Hugging Face
+order: dimension i pairs with i + D/2), whatever the file stored.
+
+    embed                      [vocab, hidden]
+    layers.{i}.attn_norm       [hidden]
+    layers.{i}.q|k|v           [heads·D, hidden]      and layers.{i}.q|k|v.bias   [heads·D]   (Qwen2)
+    layers.{i}.q_norm|k_norm   [D]                                                            (Qwen3)
+    layers.{i}.o               [hidden, heads·D]      and layers.{i}.o.bias
+    layers.{i}.mlp_norm        [hidden]
+    layers.{i}.gate|up         [ffn, hidden]          layers.{i}.down [hidden, ffn]
+    norm                       [hidden]
+    lm_head                    [vocab, hidden]        absent when tied to `embed`
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engines.contract import Geometry
+
+
+class DecoderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hyper-parameters of a decoder. `rope_inv_freq` [D/2] holds the final frequencies, scaling applied."""
+
+    architecture: str
+    geometry: Geometry
+    ffn: int
+    norm_eps: float
+    rope_inv_freq: tuple[float, ...]
+    rope_attention_factor: float
+    context: int
+    tied_embedding: bool
+    qkv_bias: bool
+    o_bias: bool
+    qk_norm: bool
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    add_bos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A decoder in memory: configuration, float32 weights by canonical name, tokenizer.json, chat template.
+
+    `quantised` keeps a source's own block-quantised form where it has one (GGUF): informative, for `int4`.
+    """
+
+    config: DecoderConfig
+    weights: Mapping[str, npt.NDArray[np.float32]]
+    tokenizer_json: bytes
+    chat_template: str | None
+    source: str
+    quantised: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,29 @@
+"""Everything that can go wrong in engines, as one tree.
+
+EngineError
+├── BuildError      weights or options that no engine can be built from
+├── ReleaseError    a release the load chain refuses (signature, name, age, bytes, contract, golden token)
+└── StepError       a prefill or decode that failed; the batch it hit fails, the next request works
+"""
+
+
+class EngineError(Exception):
+    """Root of the tree; its text is one line that a user can act on."""
+
+
+class BuildError(EngineError):
+    """The weights or the options cannot become an engine; names the field and what is supported."""
+
+
+class ReleaseError(EngineError):
+    """A step of the load chain refused; `step`, `expected` and `found` say which and why."""
+
+    def __init__(self, step: str, *, expected: str, found: str) -> None:
+        super().__init__(f"{step}: expected {expected}, found {found}")
+        self.step = step
+        self.expected = expected
+        self.found = found
+
+
+class StepError(EngineError):
+    """A step failed inside the runtime; the engine itself stays usable."""

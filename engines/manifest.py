@@ -1,0 +1,90 @@
+"""engine.json: what a release says about itself, read strictly.
+
+A release is an immutable folder `<model>/<version>/releases/<digest>/` that holds engine.json, the graph (or plan)
+with its weights, tokenizer.json and model.sig. `<digest>` is the SHA-256 of engine.json in hex: engine.json names
+the SHA-256 of every other file, so that one digest fixes them all.
+"""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from engines.contract import Geometry
+from engines.errors import ReleaseError
+
+FORMAT = "tensorcache-engine/1"
+MANIFEST = "engine.json"
+SIGNATURE = "model.sig"
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a release."""
+
+    sha256: str
+    size: int
+
+
+class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A prompt whose greedy next token has a clear margin: a loaded engine must answer it."""
+
+    prompt: tuple[int, ...]
+    token: int
+    margin: float
+
+
+class TensorRTInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a TensorRT plan is bound to."""
+
+    version: str
+    compute_capability: str
+    gpu_name: str
+    profiles: tuple[dict[str, int], ...]
+
+
+class EngineManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of engine.json. `kv_identity` is 32 hex digits, computed by the builder."""
+
+    format: Literal["tensorcache-engine/1"]
+    model: str
+    release: int
+    runtime: Literal["onnxruntime", "tensorrt"]
+    graph: str
+    files: dict[str, FileEntry]
+    geometry: Geometry
+    precision: str
+    kv_dtype: Literal["float32", "float16", "bfloat16"]
+    kv_layout: Literal["linear"]
+    block_tokens: int
+    lanes: int
+    max_seq_len: int
+    max_prefill_tokens: int
+    exact: bool
+    kv_identity: str
+    kernel_class: str
+    weights_digest: str
+    tokenizer_digest: str
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    add_bos: bool
+    chat_template: str | None
+    golden: Golden
+    tensorrt: TensorRTInfo | None = None
+
+
+def parse_manifest(data: bytes) -> EngineManifest:
+    """Decode engine.json; ReleaseError names the field that is wrong, missing or unknown."""
+    try:
+        return msgspec.json.decode(data, type=EngineManifest)
+    except msgspec.DecodeError as error:  # ValidationError is one of them
+        raise ReleaseError("manifest", expected=f"a valid {MANIFEST} ({FORMAT})", found=str(error)) from None
+
+
+def encode_manifest(manifest: EngineManifest) -> bytes:
+    """Encode deterministically (sorted keys, two-space indent), so that equal manifests have equal digests."""
+    return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=2) + b"\n"
+
+
+def release_digest(manifest_bytes: bytes) -> str:
+    """The name of a release: SHA-256 of its engine.json, in hex."""
+    return hashlib.sha256(manifest_bytes).hexdigest()
