@@ -1,8 +1,8 @@
 """A Llama-family decoder as loaders hand it to graph builders: its configuration and its float32 weights.
 
-Loaders (GGUF, Hugging Face folder) produce a `Decoder`; graph builders (onnxruntime, tensorrt) consume it. Weight names are
-canonical and the same for every source; linear weights are [out, in], rotary halves are *split* (Hugging Face
-order: dimension i pairs with i + D/2), whatever the file stored.
+Loaders (GGUF, Hugging Face folder) produce a `Decoder`; graph builders (onnxruntime, tensorrt) consume it.
+Weight names are canonical and the same for every source; linear weights are [out, in], rotary halves are
+*split* (Hugging Face order: dimension i pairs with i + D/2), whatever the file stored.
 
     embed                      [vocab, hidden]
     layers.{i}.attn_norm       [hidden]
@@ -15,6 +15,7 @@ order: dimension i pairs with i + D/2), whatever the file stored.
     lm_head                    [vocab, hidden]        absent when tied to `embed`
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -57,3 +58,23 @@ class Decoder:
     chat_template: str | None
     source: str
     quantised: Mapping[str, object] = field(default_factory=dict)
+
+
+def kv_digest(config: DecoderConfig) -> bytes:
+    """16 bytes over everything in the configuration that KV values depend on; a part of kv_identity.
+
+    Stable across processes and versions: fields by name in a fixed order, floats in exact hexadecimal form.
+    What only reads KV or text (eos, context, head tying) is left out: changing it keeps cached blocks valid.
+    """
+    geometry = msgspec.structs.asdict(config.geometry)
+    fields = [f"{name}={geometry[name]}" for name in sorted(geometry)]
+    fields += [
+        f"ffn={config.ffn}",
+        f"norm_eps={float(config.norm_eps).hex()}",
+        f"rope_inv_freq={','.join(float(value).hex() for value in config.rope_inv_freq)}",
+        f"rope_attention_factor={float(config.rope_attention_factor).hex()}",
+        f"qkv_bias={config.qkv_bias}",
+        f"o_bias={config.o_bias}",
+        f"qk_norm={config.qk_norm}",
+    ]
+    return hashlib.blake2b("\n".join(fields).encode(), digest_size=16, person=b"decoder-kv").digest()
