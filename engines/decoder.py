@@ -78,3 +78,25 @@ def kv_digest(config: DecoderConfig) -> bytes:
         f"qk_norm={config.qk_norm}",
     ]
     return hashlib.blake2b("\n".join(fields).encode(), digest_size=16, person=b"decoder-kv").digest()
+
+
+def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Every canonical weight that a decoder of this configuration has, with its shape."""
+    g = config.geometry
+    query, kv = g.query_heads * g.head_dim, g.kv_heads * g.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"embed": (g.vocab_size, g.hidden), "norm": (g.hidden,)}
+    if not config.tied_embedding:
+        shapes["lm_head"] = (g.vocab_size, g.hidden)
+    for layer in range(g.layers):
+        p = f"layers.{layer}"
+        shapes |= {f"{p}.attn_norm": (g.hidden,), f"{p}.mlp_norm": (g.hidden,)}
+        shapes |= {f"{p}.q": (query, g.hidden), f"{p}.k": (kv, g.hidden), f"{p}.v": (kv, g.hidden)}
+        shapes |= {f"{p}.o": (g.hidden, query), f"{p}.down": (g.hidden, config.ffn)}
+        shapes |= {f"{p}.gate": (config.ffn, g.hidden), f"{p}.up": (config.ffn, g.hidden)}
+        if config.qkv_bias:
+            shapes |= {f"{p}.q.bias": (query,), f"{p}.k.bias": (kv,), f"{p}.v.bias": (kv,)}
+        if config.o_bias:
+            shapes[f"{p}.o.bias"] = (g.hidden,)
+        if config.qk_norm:
+            shapes |= {f"{p}.q_norm": (g.head_dim,), f"{p}.k_norm": (g.head_dim,)}
+    return shapes

@@ -12,7 +12,7 @@ Invariants
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -95,6 +95,7 @@ class GraphEmitter:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._weights: dict[str, Weight] = {}
+        self._aliases: list[Weight] = []
         self._end_of_weights = 0
         self._names: set[str] = set()
 
@@ -127,6 +128,13 @@ class GraphEmitter:
         self._end_of_weights = offset + length
         return name
 
+    def alias(self, name: str, of: str, shape: Sequence[int]) -> str:
+        """A second external tensor over the bytes of the weight `of`, in another shape of the same size."""
+        weight = self._weights[of]
+        assert int(np.prod(shape)) == int(np.prod(weight.shape)), f"{name}: {shape} is not {of} reshaped"
+        self._aliases.append(replace(weight, name=self._claim(name), shape=tuple(shape)))
+        return name
+
     def node(self, op: str, inputs: Sequence[str], out: str, *, domain: str = "", **attributes: Any) -> str:
         """Add a node with one output named `out`; absent optional inputs are ""."""
         return self.nodes(op, inputs, (out,), domain=domain, **attributes)[0]
@@ -147,7 +155,8 @@ class GraphEmitter:
         read = {name for node in self._nodes for name in node.input}
         unread = [value.name for value in self._inputs if value.name not in read]
         assert not unread, f"graph {self._name}: inputs {unread} are read by no node"
-        tensors = [*self._constants.values(), *(_reference(weight) for weight in self._weights.values())]
+        external = [*self._weights.values(), *self._aliases]
+        tensors = [*self._constants.values(), *(_reference(weight) for weight in external)]
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, initializer=tensors)
         imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
         model = helper.make_model(

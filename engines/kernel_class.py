@@ -1,0 +1,45 @@
+"""Names the CPU kernels that compute KV here: machines of one class make the same bits, others may not.
+
+ONNX Runtime picks its matrix kernels by instruction set, and they round differently. The class is therefore the
+machine, the instruction sets that its kernels are chosen by, and the runtime's version.
+"""
+
+import hashlib
+import platform
+from importlib import metadata
+from pathlib import Path
+
+_CHOOSING = {
+    "x86_64": (
+        "avx", "avx2", "fma", "f16c", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512dq", "avx512vl",
+        "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+    ),
+    "aarch64": ("asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2", "svei8mm", "svebf16", "sme", "sme2"),
+}  # fmt: skip
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def kernel_class(*, cpuinfo: str | None = None, machine: str | None = None) -> str:
+    """The class of this machine, such as "x86_64 avx avx2 … onnxruntime-1.32.0". Arguments replace what it reads."""
+    machine = machine or platform.machine()
+    text = _CPUINFO.read_text(encoding="utf-8", errors="replace") if cpuinfo is None else cpuinfo
+    present = _flags(text)
+    chosen = [flag for flag in _CHOOSING.get(machine, ()) if flag in present]
+    return " ".join([machine, *chosen, f"onnxruntime-{metadata.version('onnxruntime')}"])
+
+
+def identity_here(kv_identity: bytes, *, built_for: str, here: str) -> bytes:
+    """The 16-byte KV identity on this machine: the release's own where the class is equal, else one of the pair."""
+    if built_for == here:
+        return kv_identity
+    return hashlib.blake2b(here.encode(), key=kv_identity, person=b"kernel class", digest_size=16).digest()
+
+
+def _flags(cpuinfo: str) -> frozenset[str]:
+    # The intersection over all cores: on a hybrid machine a thread may run anywhere.
+    cores = [
+        frozenset(value.split())
+        for key, _, value in (line.partition(":") for line in cpuinfo.splitlines())
+        if key.strip() in ("flags", "Features")
+    ]
+    return frozenset.intersection(*cores) if cores else frozenset()

@@ -1,0 +1,68 @@
+"""Hands out an engine's lanes: lowest free lane first, so that decode steps span as few rows as possible.
+
+A lane is *active* (reserved), or free; a free one may be *retained*: it still holds the KV of a finished sequence,
+which may be used again or overwritten. Who retains what, and for how long, is the lane tier's business: the pool
+only avoids such lanes where that costs nothing.
+
+Invariants
+- A lane is reserved by at most one caller; active and free lanes together are all lanes.
+- Retained lanes are free.
+
+Threads: one owner (the step loop).
+"""
+
+from engines.contract import EngineSpec, LaneId
+
+
+class LanePool:
+    """The lanes of one engine."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._max_tokens = spec.max_seq_len
+        self._lanes = spec.lanes
+        self._free: set[LaneId] = {LaneId(lane) for lane in range(spec.lanes)}
+        self._retained: set[LaneId] = set()
+
+    @property
+    def free(self) -> int:
+        """How many lanes can be reserved now, retained ones included."""
+        return len(self._free)
+
+    @property
+    def active(self) -> int:
+        """How many lanes are reserved."""
+        return self._lanes - len(self._free)
+
+    @property
+    def retained(self) -> frozenset[LaneId]:
+        """Free lanes that still hold the KV of a finished sequence."""
+        return frozenset(self._retained)
+
+    def reserve(self, tokens: int, *, prefer: LaneId | None = None) -> LaneId | None:
+        """Take a lane with room for `tokens` positions; None if none is free or none is that long.
+
+        `prefer` is taken if it is free (its retained KV is about to be used again). Else the lane that raises the
+        highest active lane least; among those one without retained KV; among those the lowest.
+        """
+        assert tokens >= 1, f"reserve({tokens})"
+        if tokens > self._max_tokens or not self._free:
+            return None
+        lane = prefer if prefer is not None and prefer in self._free else self._cheapest()
+        self._free.remove(lane)
+        self._retained.discard(lane)
+        return lane
+
+    def release(self, lane: LaneId, *, retain: bool = False) -> None:
+        """Give a reserved lane back; `retain` says that its KV may be used again until the lane is reserved."""
+        assert 0 <= lane < self._lanes and lane not in self._free, f"lane {lane} is not reserved"
+        self._free.add(lane)
+        if retain:
+            self._retained.add(lane)
+
+    def forget(self, lane: LaneId) -> None:
+        """The KV of a free lane is of no use any more (expired, or its sequence moved)."""
+        self._retained.discard(lane)
+
+    def _cheapest(self) -> LaneId:
+        highest = max((lane for lane in range(self._lanes) if lane not in self._free), default=-1)
+        return min(self._free, key=lambda lane: (max(lane, highest), lane in self._retained, lane))
