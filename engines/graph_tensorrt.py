@@ -10,10 +10,12 @@ Invariants
 - The mask is explicit, `kv_positions <= position_ids`. Never `is_causal`, never `nonpad_kv_seqlen`: the
   parser of TensorRT takes the former as an upper-left triangle, wrong for one query over a longer cache, and
   leaves the latter unread.
+- The softmax scale is folded into the query weights in float32: the parser would multiply queries and keys by
+  its square root in the graph's precision, which in bfloat16 is off by up to 0.4 % each.
 - Every declared input is read, and present_* differ from past_* only at written positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -79,9 +81,28 @@ class _Step:
     sin: str
 
 
+class _ScaledQueries(Mapping[str, Array]):
+    """The weights of a decoder, 1/√D folded in where queries take their final size: norm, else projection."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._weights = decoder.weights
+        self._suffixes = (".q_norm",) if decoder.config.qk_norm else (".q", ".q.bias")
+        self._factor = np.float32(decoder.config.geometry.head_dim**-0.5)
+
+    def __getitem__(self, name: str) -> Array:
+        weight = self._weights[name]
+        return weight * self._factor if name.endswith(self._suffixes) else weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
 class _Builder:
     def __init__(self, decoder: Decoder, positions: int, precision: Precision) -> None:
-        self._weights = decoder.weights
+        self._weights = _ScaledQueries(decoder)
         self._config = decoder.config
         self._geometry = decoder.config.geometry
         self._positions = positions
@@ -141,7 +162,7 @@ class _Builder:
         k = emit.node("RotaryEmbedding", [k, *rope], f"{name}.k.rope")
         keys = self._cached(f"key_{layer}", k, step)
         values = self._cached(f"value_{layer}", v, step)
-        y = emit.node("Attention", [q, keys, values, step.mask], f"{name}.attention", is_causal=0)
+        y = emit.node("Attention", [q, keys, values, step.mask], f"{name}.attention", is_causal=0, scale=1.0)
         y = emit.node("Transpose", [y], f"{name}.attention.bthd", perm=[0, 2, 1, 3])
         width = g.query_heads * g.head_dim
         y = emit.node("Reshape", [y, self._ints(0, 0, width)], f"{name}.attention.flat")
