@@ -57,6 +57,7 @@ class Generation:
     received: float
     deadline: float | None
     prompt_text: str = ""
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
