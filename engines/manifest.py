@@ -6,7 +6,7 @@ the SHA-256 of every other file, so that one digest fixes them all.
 """
 
 import hashlib
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,12 +17,16 @@ FORMAT = "tensorcache-engine/1"
 MANIFEST = "engine.json"
 SIGNATURE = "model.sig"
 
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of a release."""
 
-    sha256: str
-    size: int
+    sha256: Sha256
+    size: Size
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,11 +47,14 @@ class TensorRTInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of engine.json. `kv_identity` is 32 hex digits, computed by the builder."""
+    """The content of engine.json. `kv_identity` is 32 hex digits, computed by the builder.
+
+    `tokenizer_digest` is the SHA-256 of tokenizer.json.
+    """
 
     format: Literal["tensorcache-engine/1"]
-    model: str
-    release: int
+    model: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
+    release: Size
     runtime: Literal["onnxruntime", "tensorrt"]
     graph: str
     files: dict[str, FileEntry]
@@ -55,15 +62,15 @@ class EngineManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: str
     kv_dtype: Literal["float32", "float16", "bfloat16"]
     kv_layout: Literal["linear"]
-    block_tokens: int
-    lanes: int
-    max_seq_len: int
-    max_prefill_tokens: int
+    block_tokens: Count
+    lanes: Count
+    max_seq_len: Count
+    max_prefill_tokens: Count
     exact: bool
-    kv_identity: str
+    kv_identity: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
     kernel_class: str
     weights_digest: str
-    tokenizer_digest: str
+    tokenizer_digest: Sha256
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     add_bos: bool
@@ -76,7 +83,7 @@ def parse_manifest(data: bytes) -> EngineManifest:
     """Decode engine.json; ReleaseError names the field that is wrong, missing or unknown."""
     try:
         return msgspec.json.decode(data, type=EngineManifest)
-    except msgspec.DecodeError as error:  # ValidationError is one of them
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError
         raise ReleaseError("manifest", expected=f"a valid {MANIFEST} ({FORMAT})", found=str(error)) from None
 
 
