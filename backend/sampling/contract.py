@@ -1,0 +1,75 @@
+"""What a sampler promises: logits of a step in, one token per row out, each row on its own.
+
+Invariants
+- The token of a row depends on its logits, its parameters, its own history and (seed, position): never on the other
+  rows of the call, nor on how many there are. Alone or batched, the same bits.
+- Logits are read only; they belong to the engine.
+
+Threads: one owner (the step loop).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.errors import EngineFailed
+from backend.generation import SamplingParams
+
+
+class SamplerRow(Protocol):
+    """What a sampler remembers of one sequence: counts for penalties and the position of the next token."""
+
+    @property
+    def position(self) -> int:
+        """How many tokens were accepted so far: the counter that Philox is asked with."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Take `token` as the next one of the sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token per row. A row in `failures` has token −1; `logprobs` is None unless some row wants them.
+
+    `logprobs[i]` is the log of the softmax of row i's raw logits at its token, before penalties, masks and
+    temperature; NaN for rows that did not ask or failed.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float32] | None = None
+    failures: Mapping[int, EngineFailed] = field(default_factory=dict)
+
+
+class Sampler(Protocol):
+    """Chooses the next tokens of a batch."""
+
+    def row(
+        self,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        *,
+        min_tokens: int = 0,
+        eos_token_ids: Collection[int] = (),
+        logprobs: bool = False,
+    ) -> SamplerRow:
+        """Start a sequence. `eos_token_ids` are masked while fewer than `min_tokens` tokens were accepted."""
+        ...
+
+    def sample(
+        self,
+        logits: npt.NDArray[np.float32],
+        rows: Sequence[SamplerRow],
+        *,
+        allowed_mask: npt.NDArray[np.int32] | None = None,
+    ) -> Sampled:
+        """Choose a token for every row of `logits` [n, V]; the caller then calls `accept` on the rows it keeps.
+
+        `allowed_mask` int32 [n, ⌈V/32⌉]: bit j of word w set = token 32·w + j may be chosen. Rows whose logits are
+        NaN or +inf, or that have no token left to choose, come back in `failures`; the others are unharmed.
+        """
+        ...

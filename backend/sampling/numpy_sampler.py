@@ -1,0 +1,208 @@
+"""The sampler for logits in host memory: greedy and filtered sampling, vectorised over rows, in numpy alone.
+
+Large vocabularies are cut first: one pass makes the weights of a row, and only tokens heavier than FLOOR are sorted. Where
+the filters keep more than those (flat logits), the row is drawn from the whole vocabulary by histogram. Both are exact.
+
+Bits: a row takes the same path and the same operations on its own data whatever the other rows are. Its randomness is one
+uniform from Philox(seed, position). Threads: one owner.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.errors import EngineFailed
+from backend.generation import SamplingParams
+from backend.sampling.contract import Sampled, SamplerRow
+from backend.sampling.nucleus import Filters, Floats, Ints, draw_candidates, draw_wide
+from backend.sampling.philox import uniforms
+from backend.sampling.rows import NumpyRow
+
+SMALL_VOCABULARY: Final = 1024
+"""Up to here every token is a candidate, and no row is cut."""
+
+MAX_CANDIDATES: Final = 512
+FLOOR: Final = float(np.exp(np.float32(-6)))
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """The rows that draw (are not greedy) and their parameters; one entry per such row."""
+
+    index: Ints
+    rows: list[NumpyRow]
+    scale: npt.NDArray[np.float32]
+    filters: Filters
+    seeds: npt.NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, rows: Sequence[NumpyRow], index: Sequence[int], vocab_size: int) -> "_Draws":
+        """Collect the parameters of rows[i] for i in `index`."""
+        own = [rows[i] for i in index]
+        params = [row.params for row in own]
+        filters = Filters(
+            top_k=np.array([min(p.top_k or vocab_size, vocab_size) for p in params], dtype=np.int64),
+            top_p=np.array([p.top_p for p in params], dtype=np.float64),
+            min_p=np.array([p.min_p for p in params], dtype=np.float64),
+        )
+        scale = np.array([1 / p.temperature for p in params], dtype=np.float32)
+        seeds = np.array([p.seed for p in params], dtype=np.uint64)
+        return cls(np.array(index, dtype=np.int64), own, scale, filters, seeds)
+
+    def uniforms(self) -> Floats:
+        """This step's uniform of every row."""
+        return uniforms(self.seeds, np.array([row.position for row in self.rows], dtype=np.uint64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What stays the same while the same rows come again: which of them need what."""
+
+    rows: list[NumpyRow]
+    adjusting: list[int]
+    wanting_logprobs: list[int]
+    draws: _Draws
+
+
+class NumpySampler:
+    """Sampler over numpy arrays; `vocab_size` is V of every step."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._scratch = np.empty(vocab_size, dtype=np.float32)
+        self._plan = self._make_plan([])
+
+    def row(
+        self,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        *,
+        min_tokens: int = 0,
+        eos_token_ids: Collection[int] = (),
+        logprobs: bool = False,
+    ) -> NumpyRow:
+        """Start a sequence (see Sampler.row)."""
+        return NumpyRow(params, prompt, min_tokens=min_tokens, eos_token_ids=eos_token_ids, logprobs=logprobs)
+
+    def sample(
+        self, logits: Logits, rows: Sequence[SamplerRow], *, allowed_mask: npt.NDArray[np.int32] | None = None
+    ) -> Sampled:
+        """Choose a token for every row of `logits` float32 [n, V] (see Sampler.sample)."""
+        plan = self._plan_of(rows)
+        assert logits.shape == (len(plan.rows), self._vocab_size) and logits.dtype == np.float32
+        with np.errstate(over="ignore", invalid="ignore"):  # −inf and huge logits are legal, broken rows are found below
+            tokens, peaks = _heaviest(logits)
+            failures = {int(i): EngineFailed(_BROKEN) for i in np.flatnonzero(~np.isfinite(peaks))}
+            adjusted = _adjusted(logits, plan, allowed_mask)
+            if adjusted is not logits:
+                tokens, peaks = _heaviest(adjusted)
+                for i in np.flatnonzero(~np.isfinite(peaks)):
+                    failures.setdefault(int(i), EngineFailed(_NOTHING_ALLOWED))
+            if plan.draws.rows:
+                draws = _without(plan, failures, self._vocab_size) if failures else plan.draws
+                tokens[draws.index] = self._draw(adjusted, peaks, draws)
+            if failures:
+                tokens[list(failures)] = -1
+            return Sampled(tokens, _logprobs(logits, tokens, plan.wanting_logprobs), failures)
+
+    def _plan_of(self, rows: Sequence[SamplerRow]) -> _Plan:
+        if list(rows) != self._plan.rows:
+            self._plan = self._make_plan(rows)
+        return self._plan
+
+    def _make_plan(self, rows: Sequence[SamplerRow]) -> _Plan:
+        own = [row for row in rows if isinstance(row, NumpyRow)]
+        assert len(own) == len(rows), "rows were made by another sampler"
+        return _Plan(
+            rows=own,
+            adjusting=[i for i, row in enumerate(own) if row.adjusts],
+            wanting_logprobs=[i for i, row in enumerate(own) if row.logprobs],
+            draws=_Draws.of(own, [i for i, row in enumerate(own) if not row.greedy], self._vocab_size),
+        )
+
+    def _draw(self, logits: Logits, peaks: Logits, draws: _Draws) -> Ints:
+        """One token for each row of `draws`."""
+        if not draws.rows:
+            return draws.index
+        if self._vocab_size > SMALL_VOCABULARY:
+            return self._draw_cut(logits, peaks, draws)
+        weights = np.exp((logits[draws.index] - peaks[draws.index, None]) * draws.scale[:, None])
+        return draw_candidates(weights.astype(np.float64), filters=draws.filters, u=draws.uniforms())
+
+    def _draw_cut(self, logits: Logits, peaks: Logits, draws: _Draws) -> Ints:
+        """Cut every row to its candidates; draw the rows whose filters keep more from the whole vocabulary."""
+        tokens = np.empty(len(draws.index), dtype=np.int64)
+        u = draws.uniforms()
+        cut: list[int] = []
+        ids: list[Ints] = []
+        weights: list[Floats] = []
+        totals: list[float] = []
+        weight = self._scratch
+        for j, i in enumerate(draws.index.tolist()):
+            np.subtract(logits[i], peaks[i], out=weight)
+            np.multiply(weight, draws.scale[j], out=weight)
+            np.exp(weight, out=weight)
+            one = draws.filters.of(j)
+            candidates = None if one.keep_all(self._vocab_size) else np.flatnonzero(weight > FLOOR)
+            if candidates is not None and len(candidates) <= MAX_CANDIDATES:
+                own = weight[candidates].astype(np.float64)
+                total = float(weight.sum())
+                if one.settled_by(own, total, FLOOR):
+                    cut.append(j)
+                    ids.append(candidates)
+                    weights.append(own)
+                    totals.append(total)
+                    continue
+            tokens[j] = draw_wide(weight, one, u=float(u[j]))
+        if cut:
+            padded = np.zeros((len(cut), max(map(len, ids))))
+            for row, own in zip(padded, weights, strict=True):
+                row[: len(own)] = own
+            columns = draw_candidates(padded, filters=draws.filters.take(cut), u=u[cut], totals=np.array(totals))
+            tokens[cut] = [own[column] for own, column in zip(ids, columns, strict=True)]
+        return tokens
+
+
+_BROKEN: Final = "the engine returned NaN or infinite logits"
+_NOTHING_ALLOWED: Final = "sampling: the mask and min_tokens leave no token to choose"
+
+
+def _heaviest(logits: Logits) -> tuple[Ints, Logits]:
+    """Index and value of the largest logit of each row; a row with a NaN has the value NaN."""
+    tokens = logits.argmax(axis=1)
+    return tokens, logits[np.arange(len(logits)), tokens]
+
+
+def _adjusted(logits: Logits, plan: _Plan, allowed_mask: npt.NDArray[np.int32] | None) -> Logits:
+    """Logits after penalties, minimum length and mask: the same array if nothing changes, else a copy."""
+    if allowed_mask is not None:
+        bits = np.ascontiguousarray(allowed_mask).view(np.uint8)
+        allowed = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little")
+        logits = np.where(allowed, logits, np.float32(-np.inf))
+    elif plan.adjusting:
+        logits = logits.copy()
+    for i in plan.adjusting:
+        plan.rows[i].adjust(logits[i])
+    return logits
+
+
+def _without(plan: _Plan, failures: Collection[int], vocab_size: int) -> _Draws:
+    return _Draws.of(plan.rows, [i for i in plan.draws.index.tolist() if i not in failures], vocab_size)
+
+
+def _logprobs(logits: Logits, tokens: Ints, wanting: Sequence[int]) -> Logits | None:
+    """log softmax of the raw logits at the chosen tokens, for the rows that want it."""
+    if not wanting:
+        return None
+    result = np.full(len(logits), np.nan, dtype=np.float32)
+    for i in wanting:
+        if tokens[i] >= 0:
+            row = logits[i]
+            peak = row.max()
+            result[i] = row[tokens[i]] - peak - np.log(np.exp(row - peak).sum(dtype=np.float64))
+    return result

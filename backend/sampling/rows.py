@@ -1,0 +1,91 @@
+"""What the numpy sampler remembers of one sequence: its parameters, how far it is, and the tokens that penalties count."""
+
+from collections.abc import Collection
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.generation import SamplingParams
+
+GREEDY_BELOW: Final = 1e-6
+"""A temperature below this is greedy: the quotient would only overflow."""
+
+
+class NumpyRow:
+    """One sequence. `params`, `min_tokens` and `logprobs` never change; `position` counts accepted tokens."""
+
+    __slots__ = ("_eos", "_history", "logprobs", "min_tokens", "params", "position")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        *,
+        min_tokens: int,
+        eos_token_ids: Collection[int],
+        logprobs: bool,
+    ) -> None:
+        self.params = params
+        self.position = 0
+        self.logprobs = logprobs
+        self.min_tokens = min_tokens if eos_token_ids else 0
+        self._eos = np.array(sorted(eos_token_ids), dtype=np.int64)
+        penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+        counted = prompt if params.repetition_penalty != 1 else prompt[:0]
+        self._history = TokenHistory(counted) if penalised else None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the heaviest token is always taken."""
+        return self.params.temperature < GREEDY_BELOW
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits must be changed now or later: rows that never do are skipped."""
+        return self._history is not None or self.min_tokens > 0
+
+    def adjust(self, logits: npt.NDArray[np.float32]) -> None:
+        """Apply penalties and the minimum length to this row's own copy of its logits [V]."""
+        if self._history is not None:
+            self._history.penalise(logits, self.params)
+        if self.position < self.min_tokens:
+            logits[self._eos] = -np.inf
+
+    def accept(self, token: int) -> None:
+        """Take `token` as the next one."""
+        self.position += 1
+        if self._history is not None:
+            self._history.add(token)
+
+
+class TokenHistory:
+    """The distinct tokens of a sequence and how often each was generated (0: only in the prompt)."""
+
+    __slots__ = ("_counts", "_ids", "_slots")
+
+    def __init__(self, prompt: npt.NDArray[np.int64]) -> None:
+        ids = np.unique(prompt)
+        self._slots = {int(token): slot for slot, token in enumerate(ids)}
+        self._ids = np.concatenate((ids, np.zeros(64, dtype=np.int64)))
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+
+    def add(self, token: int) -> None:
+        """Count one generated token."""
+        slot = self._slots.setdefault(token, len(self._slots))
+        if slot == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._ids[slot] = token
+        self._counts[slot] += 1
+
+    def penalise(self, logits: npt.NDArray[np.float32], params: SamplingParams) -> None:
+        """Repetition (prompt and output; Keskar et al. 2019), then frequency and presence (output alone), in place."""
+        ids, counts = self._ids[: len(self._slots)], self._counts[: len(self._slots)]
+        values = logits[ids]
+        if params.repetition_penalty != 1:
+            rate = np.float32(params.repetition_penalty)
+            values = np.where(values > 0, values / rate, values * rate)
+        values -= counts * np.float32(params.frequency_penalty)
+        values -= (counts > 0) * np.float32(params.presence_penalty)
+        logits[ids] = values
