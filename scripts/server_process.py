@@ -1,0 +1,123 @@
+"""One running tritonserver: started in a process group of its own, watched, and stopped without a trace.
+
+Invariants
+- The group is ours alone, so stopping it never reaches a process somebody else started.
+- A terminal's Ctrl-C does not reach Triton: its supervisor stops it in order.
+- If the supervisor dies, the kernel sends Triton SIGTERM.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.triton_runtime import STUB
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """What the child runs before exec: one call; everything it needs is looked up before the fork."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask_for_sigterm() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+    return ask_for_sigterm
+
+
+@dataclass(frozen=True, slots=True)
+class StubProcess:
+    """A living process of Triton's Python backend and the model it serves."""
+
+    pid: int
+    model: str
+
+
+class ServerProcess:
+    """A tritonserver and its stubs."""
+
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        with log.open("ab") as sink:
+            self._log_start = sink.tell()
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id of tritonserver, also the id of its process group."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def stubs(self) -> list[StubProcess]:
+        """The living stubs, read from /proc; ones that died and were not reaped do not count."""
+        return [stub for pid in _children(self.pid) if (stub := _stub(pid)) is not None]
+
+    def kill_stub(self, model: str) -> None:
+        """End a stub that no longer answers, so that its model can be loaded again."""
+        for stub in self.stubs():
+            if stub.model == model:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(stub.pid, signal.SIGKILL)
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM: finish what runs, unload, exit."""
+        if self.exit_code() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, limit_s: float) -> bool:
+        """True if it ended within the limit."""
+        try:
+            self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, stubs included, and reap."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines this server wrote that look like a reason, else simply its last lines."""
+        with self._log.open("rb") as source:
+            source.seek(self._log_start)
+            text = source.read().decode("utf-8", "replace").splitlines()
+        reasons = [line for line in text if line.startswith(("E0", "E1")) or "rror" in line]
+        return "\n".join((reasons or text)[-lines:])
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in task.read_text().split()]
+    return found
+
+
+def _stub(pid: int) -> StubProcess | None:
+    """Argv of a stub: program, <repository>/<model>/<version>/model.py, shared-memory region, …"""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    if len(words) < 3 or not words[0].endswith(STUB.encode()):
+        return None
+    return StubProcess(pid=pid, model=Path(words[1].decode("utf-8", "replace")).parent.parent.name)

@@ -1,0 +1,121 @@
+"""Starts a supervised Triton for the verbs that need one, and stops it whatever happens.
+
+The serving home is a folder with backends/, model_repository/ and tensorcache.toml; Triton's log and the key
+of the model-control API are written into it.
+"""
+
+import argparse
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.arguments import add_address, address_from, path
+from scripts.console import say, working
+from scripts.environment import inherited
+from scripts.ports import require_free
+from scripts.server_process import ServerProcess
+from scripts.supervisor import Supervisor, SupervisorSettings, Surroundings
+from scripts.triton_http import TritonHttp
+from scripts.triton_runtime import (
+    TritonAddress,
+    TritonLaunch,
+    find_triton,
+    lay_out_python_backend,
+    models_of,
+    remove_leftovers,
+    server_command,
+    server_environment,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A Triton that is up: where it is, what it serves, and who looks after it."""
+
+    address: TritonAddress
+    models: tuple[str, ...]
+    supervisor: Supervisor
+
+
+def add_serving(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every verb that starts a Triton."""
+    parser.add_argument(
+        "--home", type=path, default=Path("build/run"), help="serving home (default %(default)s)"
+    )
+    parser.add_argument("--model", action="append", default=[], help="serve only this model; may be repeated")
+    parser.add_argument(
+        "--triton", type=path, help="a Triton installation (default: the one in nvidia-pytriton)"
+    )
+    add_address(parser)
+
+
+@contextlib.contextmanager
+def supervised(arguments: argparse.Namespace) -> Iterator[Serving]:
+    """Bring Triton up, hand it over, and take it down on the way out, on errors, SIGINT and SIGTERM alike."""
+    launch = _launch(arguments)
+    supervisor = _supervisor(launch, triton=arguments.triton)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with working(f"start Triton with {', '.join(launch.models)}"):
+            supervisor.bring_up()
+        yield Serving(address=launch.address, models=launch.models, supervisor=supervisor)
+    finally:
+        _without_interrupts(supervisor)
+
+
+def _without_interrupts(supervisor: Supervisor) -> None:
+    """Stop; a second Ctrl-C must not leave half of it running. Stopping has a limit of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    supervisor.shut_down()
+
+
+def _launch(arguments: argparse.Namespace) -> TritonLaunch:
+    home: Path = arguments.home.resolve()
+    repository = home / "model_repository"
+    models = tuple(arguments.model) or models_of(repository)
+    address = address_from(arguments)
+    require_free(address)
+    return TritonLaunch(
+        address=address,
+        backends=home / "backends",
+        model_repository=repository,
+        models=models,
+        shm_prefix=f"tensorcache-{os.getpid()}-{secrets.token_hex(4)}_",
+        log=home / "triton.log",
+        config=home / "tensorcache.toml",
+        admin_key=admin_key(home / "admin.key"),
+    )
+
+
+def admin_key(file: Path) -> str:
+    """The key of Triton's model-control API, made once per home; whoever can read it may load models."""
+    if not file.exists():
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "w") as written:
+            written.write(secrets.token_hex(16) + "\n")
+    return file.read_text().strip()
+
+
+def _supervisor(launch: TritonLaunch, *, triton: Path | None) -> Supervisor:
+    install = find_triton(triton)
+    lay_out_python_backend(install, launch.backends)
+    command = server_command(install, launch)
+    environment = server_environment(install, inherited(), config=launch.config)
+    return Supervisor(
+        launch.models,
+        start=lambda: ServerProcess(command, environment=environment, log=launch.log),
+        cleanup=lambda: remove_leftovers(launch.shm_prefix),
+        control=TritonHttp(launch.address, admin_key=launch.admin_key),
+        around=Surroundings(clock=time.monotonic, pause=time.sleep, report=_report),
+        settings=SupervisorSettings(),
+    )
+
+
+def _report(event: str) -> None:
+    say(f"{time.strftime('%H:%M:%S')} {event}")

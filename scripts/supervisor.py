@@ -1,0 +1,292 @@
+"""Keeps one Triton alive: starts it, waits for a first token, notices death and silence, and brings it back.
+
+Triton's own health is not enough: after the process behind a decoupled model died, Triton goes on answering
+"ready" and never restarts it. So the supervisor looks at three things: is the server process there, is each
+model's stub process there, does each model give a token. A model whose stub is gone is unloaded and loaded
+again (a plain load of an unchanged model restarts nothing); a silent one is killed first; a server that ended
+is started again.
+
+Invariants
+- A busy model is not a dead one: a late probe counts only while the model's own counters stand still.
+- Every wait has a limit, and tries follow each other with a bounded back-off.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from scripts.backoff import Backoff
+from scripts.errors import TritonError
+from scripts.server_process import StubProcess
+from scripts.triton_http import ProbeResult
+
+
+class SupervisorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Times in seconds. `patience` = how many bad probes in a row make a model dead."""
+
+    ready_limit_s: float = 300.0
+    tick_s: float = 0.5
+    probe_every_s: float = 5.0
+    probe_limit_s: float = 2.0
+    first_probe_limit_s: float = 30.0
+    patience: int = 3
+    stop_limit_s: float = 20.0
+    restarts: int = 5
+
+
+class Server(Protocol):
+    """What the supervisor needs of a running tritonserver."""
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        ...
+
+    def stubs(self) -> list[StubProcess]:
+        """The living processes behind the models."""
+        ...
+
+    def kill_stub(self, model: str) -> None:
+        """End the process behind one model."""
+        ...
+
+    def ask_to_stop(self) -> None:
+        """Begin an orderly end."""
+        ...
+
+    def wait(self, limit_s: float) -> bool:
+        """True if it ended within the limit."""
+        ...
+
+    def kill(self) -> None:
+        """End it and everything it started."""
+        ...
+
+    def log_tail(self) -> str:
+        """The last lines of its log that explain an end."""
+        ...
+
+
+class Control(Protocol):
+    """What the supervisor asks Triton over the wire."""
+
+    def server_ready(self) -> bool:
+        """Every named model is loaded."""
+        ...
+
+    def model_ready(self, model: str) -> bool:
+        """Triton believes that the model is loaded."""
+        ...
+
+    def repository_index(self) -> dict[str, tuple[str, str]]:
+        """State and reason by model."""
+        ...
+
+    def load(self, model: str) -> None:
+        """Load, or raise TritonError."""
+        ...
+
+    def unload(self, model: str) -> None:
+        """Unload, or raise TritonError."""
+        ...
+
+    def metrics(self) -> str:
+        """The metrics page."""
+        ...
+
+    def probe(self, model: str, *, limit_s: float) -> ProbeResult:
+        """Ask for one token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The outside world, injected: time, sleep, and where one line per event goes."""
+
+    clock: Callable[[], float]
+    pause: Callable[[float], None]
+    report: Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known about one model."""
+
+    failures: int = 0
+    missing_ticks: int = 0
+    retry_at: float = 0.0
+    progress: frozenset[str] = frozenset()
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+class Supervisor:
+    """One Triton and its models. `start` launches a server; `cleanup` removes what a dead one left."""
+
+    def __init__(
+        self,
+        models: tuple[str, ...],
+        *,
+        start: Callable[[], Server],
+        cleanup: Callable[[], object],
+        control: Control,
+        around: Surroundings,
+        settings: SupervisorSettings,
+    ) -> None:
+        self._models = models
+        self._start = start
+        self._cleanup = cleanup
+        self._control = control
+        self._around = around
+        self._settings = settings
+        self._server: Server | None = None
+        self._watches = {model: _Watch() for model in models}
+        self._restarts = Backoff()
+        self._next_probe = 0.0
+
+    def bring_up(self) -> None:
+        """Start Triton and return once every model gave a token; TritonError says why it did not."""
+        self._server = self._start()
+        self._wait_until_ready(self._server)
+        for model in self._models:
+            result = self._control.probe(model, limit_s=self._settings.first_probe_limit_s)
+            if not result.alive:
+                raise TritonError(f"{model} is loaded but gives no token: {result.detail}")
+        self._watches = {model: _Watch() for model in self._models}
+        self._next_probe = self._around.clock() + self._settings.probe_every_s
+
+    def watch(self) -> None:
+        """Look after it until the caller is interrupted; TritonError once it cannot be brought back."""
+        while True:
+            self._around.pause(self._settings.tick_s)
+            self.tick()
+
+    def tick(self) -> None:
+        """One round of checks and the repair of what they found."""
+        server = self._running()
+        code = server.exit_code()
+        if code is not None:
+            self._restart(f"tritonserver ended with {code}")
+            return
+        self._check_stubs(server)
+        now = self._around.clock()
+        if now >= self._next_probe:
+            self._next_probe = now + self._settings.probe_every_s
+            self._check_tokens(server)
+
+    def shut_down(self) -> None:
+        """Stop Triton in order, by force after the limit, and remove what it left. Idempotent."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        try:
+            server.ask_to_stop()
+            server.wait(self._settings.stop_limit_s)
+        finally:
+            server.kill()
+            self._cleanup()
+
+    def _running(self) -> Server:
+        assert self._server is not None, "bring_up comes first"
+        return self._server
+
+    def _wait_until_ready(self, server: Server) -> None:
+        limit = self._around.clock() + self._settings.ready_limit_s
+        while not self._control.server_ready():
+            code = server.exit_code()
+            if code is not None:
+                raise TritonError(f"tritonserver ended with {code} while starting:\n{server.log_tail()}")
+            self._raise_if_refused()
+            if self._around.clock() > limit:
+                raise TritonError(
+                    f"Triton is not ready after {self._settings.ready_limit_s:g} s:\n{server.log_tail()}"
+                )
+            self._around.pause(0.1)
+
+    def _raise_if_refused(self) -> None:
+        """A model that failed to load never becomes ready: say why at once."""
+        try:
+            index = self._control.repository_index()
+        except (OSError, TritonError):
+            return  # the endpoint is not up yet
+        for model in self._models:
+            state, reason = index.get(model, ("", ""))
+            if state == "UNAVAILABLE" and reason:
+                raise TritonError(f"{model} does not load: {reason}")
+
+    def _check_stubs(self, server: Server) -> None:
+        """Two rounds in a row without a stub, while Triton calls the model ready: it died."""
+        living = {stub.model for stub in server.stubs()}
+        for model, watch in self._watches.items():
+            gone = model not in living and self._control.model_ready(model)
+            watch.missing_ticks = watch.missing_ticks + 1 if gone else 0
+            if watch.missing_ticks >= 2:
+                self._reload(server, model, "its process died")
+
+    def _check_tokens(self, server: Server) -> None:
+        silent = 0
+        for model, watch in self._watches.items():
+            if not self._control.model_ready(model) and self._control.server_ready():
+                continue  # unloaded by whoever administers this server: not ours to bring back
+            result = self._control.probe(model, limit_s=self._settings.probe_limit_s)
+            moved = self._progressed(model, watch)
+            if result.alive or (result.timed_out and moved):
+                watch.failures = 0
+                continue
+            watch.failures += 1
+            if watch.failures < self._settings.patience:
+                continue
+            silent += 1
+            if self._control.server_ready() or self._control.model_ready(model):
+                server.kill_stub(model)
+                self._reload(server, model, f"no token: {result.detail}")
+        if silent == len(self._watches) and not self._answers():
+            server.kill()
+            self._restart("Triton no longer answers")
+
+    def _answers(self) -> bool:
+        try:
+            self._control.repository_index()
+        except (OSError, TritonError):
+            return False
+        return True
+
+    def _progressed(self, model: str, watch: _Watch) -> bool:
+        """Did the model's counters of work move since the last probe? Requests received are no work."""
+        now = frozenset(
+            line
+            for line in self._control.metrics().splitlines()
+            if line.startswith("tensorcache_") and f'model="{model}"' in line and "requests" not in line
+        )
+        before, watch.progress = watch.progress, now
+        return bool(now) and now != before
+
+    def _reload(self, server: Server, model: str, why: str) -> None:
+        watch = self._watches[model]
+        if self._around.clock() < watch.retry_at:
+            return
+        self._around.report(f"{model}: {why}; loading it again")
+        watch.retry_at = self._around.clock() + watch.backoff.next_delay(self._around.clock())
+        try:
+            self._control.unload(model)
+            self._control.load(model)
+        except TritonError as error:
+            self._around.report(f"{error}; next try in {watch.retry_at - self._around.clock():.0f} s")
+            return
+        watch.failures = watch.missing_ticks = 0
+        self._around.report(f"{model}: serving again")
+
+    def _restart(self, why: str) -> None:
+        for _ in range(self._settings.restarts):
+            delay = self._restarts.next_delay(self._around.clock())
+            self._around.report(f"{why}; starting it again in {delay:.0f} s")
+            self.shut_down()
+            self._around.pause(delay)
+            try:
+                self.bring_up()
+            except TritonError as error:
+                why = str(error).splitlines()[0]
+                continue
+            self._around.report("Triton is serving again")
+            return
+        raise TritonError(f"gave up after {self._settings.restarts} tries to start Triton: {why}")

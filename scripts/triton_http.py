@@ -1,0 +1,133 @@
+"""A small client of Triton's HTTP endpoint: ready, load, unload, metrics, and the one-token probe.
+
+It uses only the standard library, so that the liveness check depends on nothing that may be missing. Every
+call has a time limit.
+"""
+
+import http.client
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from scripts.errors import TritonError
+from scripts.triton_runtime import TritonAddress
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """Status and body of one answer."""
+
+    status: int
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        """Triton's error text, else the start of the body."""
+        try:
+            decoded = json.loads(self.body)
+        except ValueError:
+            return self.body[:200].decode("utf-8", "replace")
+        return str(decoded.get("error", "")) if isinstance(decoded, dict) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """`alive` is the verdict; `busy` means it answered that it has no room, which a dead backend cannot."""
+
+    alive: bool
+    busy: bool
+    timed_out: bool
+    seconds: float
+    detail: str
+
+
+class TritonHttp:
+    """Calls one Triton. Stateless: a connection per call."""
+
+    def __init__(self, address: TritonAddress, *, admin_key: str | None = None) -> None:
+        self._address = address
+        self._admin_key = admin_key
+
+    def call(self, method: str, path: str, payload: object = None, *, limit_s: float = 5.0) -> HttpAnswer:
+        """One request. OSError or http.client.HTTPException if there is no answer within the limit."""
+        return self._call(self._address.http_port, method, path, payload, limit_s)
+
+    def _call(self, port: int, method: str, path: str, payload: object, limit_s: float) -> HttpAnswer:
+        connection = http.client.HTTPConnection(self._address.client_host, port, timeout=limit_s)
+        headers = {"Content-Type": "application/json"}
+        if self._admin_key is not None:
+            headers["admin-key"] = self._admin_key
+        try:
+            body = None if payload is None else json.dumps(payload)
+            connection.request(method, path, body=body, headers=headers)
+            response = connection.getresponse()
+            return HttpAnswer(status=response.status, body=response.read())
+        finally:
+            connection.close()
+
+    def server_ready(self) -> bool:
+        """True once every named model is loaded."""
+        return self._is_ok("/v2/health/ready")
+
+    def model_ready(self, model: str) -> bool:
+        """Triton's own view of one model; it stays true for a dead backend."""
+        return self._is_ok(f"/v2/models/{model}/ready")
+
+    def _is_ok(self, path: str) -> bool:
+        try:
+            return self.call("GET", path, limit_s=2.0).status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def load(self, model: str, *, limit_s: float = 300.0, parameters: dict[str, Any] | None = None) -> None:
+        """Load a model; TritonError carries Triton's reason."""
+        payload = {"parameters": parameters} if parameters else None
+        self._control(model, "load", payload, limit_s)
+
+    def unload(self, model: str, *, limit_s: float = 30.0) -> None:
+        """Begin to unload a model; running requests finish first."""
+        self._control(model, "unload", None, limit_s)
+
+    def _control(self, model: str, verb: str, payload: object, limit_s: float) -> None:
+        try:
+            answer = self.call("POST", f"/v2/repository/models/{model}/{verb}", payload, limit_s=limit_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise TritonError(f"{verb} {model}: no answer: {_reason(error)}") from None
+        if answer.status != 200:
+            raise TritonError(f"{verb} {model}: {answer.error} ({answer.status})")
+
+    def repository_index(self) -> dict[str, tuple[str, str]]:
+        """State and reason of every model Triton knows, by name."""
+        answer = self.call("POST", "/v2/repository/index", {})
+        if answer.status != 200:
+            raise TritonError(f"repository index: {answer.error} ({answer.status})")
+        return {row["name"]: (row.get("state", ""), row.get("reason", "")) for row in json.loads(answer.body)}
+
+    def metrics(self) -> str:
+        """The metrics page, or an empty text if there is none."""
+        try:
+            answer = self._call(self._address.metrics_port, "GET", "/metrics", None, 2.0)
+        except (OSError, http.client.HTTPException):
+            return ""
+        return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
+
+    def probe(self, model: str, *, limit_s: float = 2.0) -> ProbeResult:
+        """Ask for one token. Only a token, or the word that there is no room now, proves a living backend."""
+        started = time.monotonic()
+        request = {"text_input": "Hi", "max_tokens": 1}
+        try:
+            answer = self.call("POST", f"/v2/models/{model}/generate", request, limit_s=limit_s)
+        except (OSError, http.client.HTTPException) as error:
+            late = isinstance(error, TimeoutError)
+            detail = f"no token within {limit_s:g} s" if late else _reason(error)
+            return ProbeResult(False, False, late, time.monotonic() - started, detail)
+        seconds = time.monotonic() - started
+        if answer.status == 200 and b"text_output" in answer.body:
+            return ProbeResult(True, False, False, seconds, "one token")
+        busy = answer.status == 503
+        return ProbeResult(busy, busy, False, seconds, f"{answer.error} ({answer.status})")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,196 @@
+"""Finds a Triton server on this machine and says how to start it: files, environment, command line.
+
+Triton comes from the files inside the `nvidia-pytriton` wheel (nothing of its Python code runs), or from an
+installation such as /opt/tritonserver. Its Python backend needs a stub built for this very Python version and
+the shared libpython; both are checked here, because Triton's own message about either is hard to read.
+"""
+
+import importlib.util
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from scripts.errors import TritonError, UsageError
+
+STUB = "triton_python_backend_stub"
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class TritonInstall:
+    """Where the parts of a Triton server lie."""
+
+    server: Path
+    python_backend: Path
+    stub: Path
+    libraries: tuple[Path, ...]
+
+
+class TritonAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a Triton listens; `host` is an address to bind and to call."""
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+
+    @property
+    def client_host(self) -> str:
+        """The address a client on this machine uses."""
+        return "127.0.0.1" if self.host in ("", "0.0.0.0", "::") else self.host
+
+
+class TritonLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One start of a server: what it serves and under which names it leaves traces on this machine."""
+
+    address: TritonAddress
+    backends: Path
+    model_repository: Path
+    models: tuple[str, ...]
+    shm_prefix: str
+    log: Path
+    config: Path | None = None
+    admin_key: str | None = None
+    exit_timeout_s: int = 10
+
+
+def find_triton(root: Path | None = None) -> TritonInstall:
+    """The Triton under `root` (such as /opt/tritonserver), else the one of the nvidia-pytriton wheel."""
+    return _installed(root) if root is not None else _from_wheel()
+
+
+def _from_wheel() -> TritonInstall:
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise TritonError("no Triton server: run `make setup`, or name one with --triton /opt/tritonserver")
+    package = Path(spec.origin).parent
+    files = package / "tritonserver"
+    return TritonInstall(
+        server=_present(files / "bin" / "tritonserver"),
+        python_backend=_present(files / "backends" / "python"),
+        stub=_present(
+            files / "python_backend_stubs" / _PYTHON / STUB, f"no Python backend stub for Python {_PYTHON}"
+        ),
+        libraries=(package.parent / "nvidia_pytriton.libs", _libpython_folder()),
+    )
+
+
+def _installed(root: Path) -> TritonInstall:
+    backend = _present(root / "backends" / "python")
+    return TritonInstall(
+        server=_present(root / "bin" / "tritonserver"),
+        python_backend=backend,
+        stub=_present(backend / STUB),
+        libraries=(root / "lib",),
+    )
+
+
+def _present(path: Path, problem: str = "Triton is incomplete") -> Path:
+    if not path.exists():
+        raise TritonError(f"{problem}: {path} is missing")
+    return path
+
+
+def _libpython_folder() -> Path:
+    """The folder of the shared libpython; Debian keeps it in a package of its own."""
+    name = sysconfig.get_config_var("INSTSONAME") or f"libpython{_PYTHON}.so.1.0"
+    if not str(name).endswith((".so", ".so.1.0")):
+        name = f"libpython{_PYTHON}.so.1.0"
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    places = (sysconfig.get_config_var("LIBDIR") or "", f"/usr/lib/{multiarch}", "/usr/lib", "/usr/local/lib")
+    for place in places:
+        if place and (Path(place) / str(name)).exists():
+            return Path(place)
+    raise TritonError(f"Triton's Python backend needs {name}: sudo apt-get install libpython{_PYTHON}")
+
+
+def lay_out_python_backend(install: TritonInstall, backends: Path) -> None:
+    """Put Triton's Python backend, with the stub of this Python, into `backends`/python."""
+    destination = backends / "python"
+    destination.mkdir(parents=True, exist_ok=True)
+    for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
+        _copy_if_changed(_present(install.python_backend / name), destination / name)
+    _copy_if_changed(install.stub, destination / STUB)
+
+
+def _copy_if_changed(source: Path, destination: Path) -> None:
+    old = destination.stat() if destination.exists() else None
+    new = source.stat()
+    if old is None or (old.st_size, int(old.st_mtime)) != (new.st_size, int(new.st_mtime)):
+        shutil.copy2(source, destination)
+
+
+def server_environment(
+    install: TritonInstall, inherited: Mapping[str, str], *, config: Path | None
+) -> dict[str, str]:
+    """The environment of Triton and its stubs: this Python's packages, its libraries, our node settings."""
+    environment = dict(inherited)
+    environment.pop("PYTHONPATH", None)
+    environment.pop("PYTHONHOME", None)
+    environment["PATH"] = _joined(str(Path(sys.executable).parent), inherited.get("PATH"))
+    environment["LD_LIBRARY_PATH"] = _joined(*map(str, install.libraries), inherited.get("LD_LIBRARY_PATH"))
+    environment["PYTHONUNBUFFERED"] = "1"
+    if config is not None:
+        environment["TENSORCACHE_CONFIG"] = str(config.resolve())
+    return environment
+
+
+def _joined(*parts: str | None) -> str:
+    return ":".join(part for part in parts if part)
+
+
+def server_command(install: TritonInstall, launch: TritonLaunch) -> list[str]:
+    """The command line. Models are named one by one, so that loading stays under the control API."""
+    address = launch.address
+    command = [
+        str(install.server),
+        f"--model-repository={launch.model_repository}",
+        f"--backend-directory={launch.backends}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in launch.models),
+        f"--http-address={address.host}",
+        f"--http-port={address.http_port}",
+        f"--grpc-address={address.host}",
+        f"--grpc-port={address.grpc_port}",
+        f"--metrics-address={address.host}",
+        f"--metrics-port={address.metrics_port}",
+        "--grpc-header-forward-pattern=(?i)authorization",
+        f"--backend-config=python,shm-region-prefix-name={launch.shm_prefix}",
+        f"--exit-timeout-secs={launch.exit_timeout_s}",
+        "--disable-auto-complete-config=false",
+        "--allow-gpu-metrics=false",
+        "--strict-readiness=true",
+        "--exit-on-error=false",
+    ]
+    if launch.admin_key is not None:
+        guarded = f"model-repository,shared-memory,trace,logging:admin-key={launch.admin_key}"
+        command += [f"--http-restricted-api={guarded}", f"--grpc-restricted-protocol={guarded}"]
+    return command
+
+
+def models_of(repository: Path) -> tuple[str, ...]:
+    """Names of the models in a repository: the folders with a config.pbtxt."""
+    if not repository.is_dir():
+        raise UsageError(
+            f"model repository {repository} is not a folder: run `make setup engine`, or see --home"
+        )
+    names = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
+    if not names:
+        raise UsageError(f"model repository {repository} holds no model (no */config.pbtxt)")
+    return names
+
+
+def remove_leftovers(prefix: str, folder: Path = Path("/dev/shm")) -> list[str]:
+    """Delete the shared-memory regions a killed Triton left under our own prefix; their names."""
+    if len(prefix) < 8:
+        raise AssertionError(f"a prefix this short could match another server's regions: {prefix!r}")
+    names = []
+    for path in folder.glob(f"{prefix}*"):
+        path.unlink(missing_ok=True)
+        names.append(path.name)
+    return names
