@@ -1,0 +1,188 @@
+"""Puts cached KV under a sequence before its prefill, and offers the blocks it makes to the cache.
+
+What of a prompt of N tokens is not computed again, and where it comes from:
+
+    blocks   0 ........ m ............ k ........ | tail |
+             | in place | restored     | prefill         |     m: left in a retained lane, k: known to the cache
+    prefill starts at min(k · block_tokens, N − 2): the last two tokens always run, since logits are wanted and
+    a step of two tokens has the same bits as any longer one.
+
+Invariants
+- A lease lives from `acquire` to `place` or `leave`, whatever happens between.
+- A pending block is committed after its export or aborted, never left.
+- Trouble in the cache is a miss: it is logged, counted in `cache_errors`, and the tokens are computed.
+
+Threads: owned by the step loop.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.sequence import Sequence as Running
+from backend.sequence import State
+from cachemgr import BlockHash, PendingBlock, PrefixCache
+from engines import Engine, EngineError, LaneId, LanePool
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class RetainedLanes(Protocol):
+    """The lane tier: which free lanes still hold the blocks of a finished sequence."""
+
+    def retain(self, lane: int, hashes: Sequence[BlockHash]) -> None:
+        """The lane holds these blocks from position 0 on."""
+        ...
+
+    def match(self, hashes: Sequence[BlockHash]) -> tuple[int, int] | None:
+        """(lane, blocks) of the lane with the longest run of leading blocks in common; None without one."""
+        ...
+
+    def forget(self, lane: int) -> None:
+        """The lane is about to be written by someone else."""
+        ...
+
+
+class PrefixReuse:
+    """Everything that moves KV between lanes and the cache for the sequences of one engine."""
+
+    def __init__(self, engine: Engine, cache: PrefixCache, *, lanes: LanePool, tier: RetainedLanes) -> None:
+        self._engine = engine
+        self._cache = cache
+        self._lanes = lanes
+        self._tier = tier
+        self._block = engine.spec.block_tokens
+        self.cache_errors = 0
+
+    def acquire(self, seq: Running) -> None:
+        """Ask for the known blocks of the prompt; an earlier lease is let go after the new one pins."""
+        before, seq.lease = seq.lease, None
+        if seq.hashes:
+            deadline = seq.request.deadline
+            seq.lease = self._miss_on_error(lambda: self._cache.acquire(seq.hashes, deadline=deadline), None)
+        if before is not None:
+            before.release()
+
+    def place(self, seq: Running) -> bool:
+        """Give the sequence a lane with as much of its prefix as is known; False if no lane is free.
+
+        Raises EngineError when the engine cannot import; the lane is reserved then, `leave` gives it back.
+        """
+        match = self._tier.match(seq.hashes) if seq.hashes else None
+        lane = self._lanes.reserve(seq.room, prefer=LaneId(match[0]) if match else None)
+        if lane is None:
+            return False
+        seq.lane = lane
+        in_place = match[1] if match and match[0] == lane else 0
+        self._tier.forget(lane)
+        known = seq.lease.blocks if seq.lease is not None else 0
+        usable = max(in_place, self._restore(seq, lane, in_place))
+        seq.kept = min(usable, max(known, 0))  # blocks that only the lane had are offered to the cache again
+        seq.written = seq.cached_tokens = max(0, min(usable * self._block, seq.prompt_tokens - 2))
+        return True
+
+    def keep(self, seq: Running) -> None:
+        """Offer every whole block written since the last call. Raises EngineError if the engine cannot export."""
+        full = seq.written // self._block
+        first, seq.kept = seq.kept, max(seq.kept, full)
+        if not seq.request.use_cache or first >= full or seq.lane is None:
+            return
+        self._name_blocks(seq, full)
+        if full <= len(seq.hashes):
+            self._export(seq, seq.lane, range(first, full))
+
+    def leave(self, seq: Running, *, retain: bool) -> None:
+        """Let go of lease and lane; `retain` leaves the written blocks in the lane for whoever comes next."""
+        if seq.lease is not None:
+            seq.lease.release()
+            seq.lease = None
+        if seq.lane is None:
+            return
+        lane, seq.lane = seq.lane, None
+        blocks = min(seq.written // self._block, len(seq.hashes)) if retain else 0
+        if blocks:
+            self._tier.retain(lane, seq.hashes[:blocks])
+        self._lanes.release(lane, retain=blocks > 0)
+
+    def check_integrity(self, open_sequences: Sequence[Running]) -> None:
+        """Prove that open sequences name their blocks by the tokens they hold, and hold no stray lease."""
+        for seq in open_sequences:
+            assert seq.lease is None or seq.state is State.LOADING, f"a lease in {seq.state}"
+            if seq.hashes and not self.cache_errors:
+                known = seq.tokens[: len(seq.hashes) * self._block]
+                request = seq.request
+                names = self._cache.hashes(known, namespace=request.namespace, salt=request.cache_salt)
+                assert names == seq.hashes, "blocks are named after other tokens"
+
+    def _restore(self, seq: Running, lane: LaneId, first: int) -> int:
+        lease, seq.lease = seq.lease, None
+        if lease is None:
+            return 0
+        try:
+            if lease.blocks <= first:
+                return 0
+
+            def sink(blocks: range, payloads: Sequence[npt.NDArray[np.uint8]]) -> None:
+                self._engine.import_blocks(lane, blocks, payloads)
+
+            return self._miss_on_error(lambda: self._cache.restore(lease, first=first, sink=sink), 0)
+        finally:
+            lease.release()
+
+    def _name_blocks(self, seq: Running, full: int) -> None:
+        """Extend the hash chain over sampled tokens; naming 32k tokens takes about a millisecond."""
+        if full > len(seq.hashes):
+            tokens = seq.tokens[: full * self._block]
+            request = seq.request
+            salt = request.cache_salt
+            seq.hashes = self._miss_on_error(
+                lambda: self._cache.hashes(tokens, namespace=request.namespace, salt=salt), seq.hashes
+            )
+
+    def _export(self, seq: Running, lane: LaneId, blocks: range) -> None:
+        pending: dict[int, PendingBlock] = {}
+        try:
+            for index in blocks:
+                slot = self._prepare(seq, index)
+                if slot is not None:
+                    pending[index] = slot
+            for run in _runs(pending):
+                self._engine.export_blocks(lane, run, [pending[index].payload for index in run])
+            for index in list(pending):
+                self._commit(pending.pop(index))
+        finally:
+            for slot in pending.values():
+                self._cache.abort(slot)
+
+    def _prepare(self, seq: Running, index: int) -> PendingBlock | None:
+        return self._miss_on_error(
+            lambda: self._cache.prepare(seq.hashes, index, namespace=seq.request.namespace), None
+        )
+
+    def _commit(self, slot: PendingBlock) -> None:
+        self._miss_on_error(lambda: self._cache.commit(slot), None)
+
+    def _miss_on_error(self, call: Callable[[], T], miss: T) -> T:
+        try:
+            return call()
+        except EngineError:
+            raise
+        except Exception:
+            self.cache_errors += 1
+            log.exception("cache call failed; treated as a miss")
+            return miss
+
+
+def _runs(indices: Sequence[int] | dict[int, PendingBlock]) -> list[range]:
+    """Ascending indices as ranges without gaps."""
+    runs: list[range] = []
+    for index in indices:
+        if runs and runs[-1].stop == index:
+            runs[-1] = range(runs[-1].start, index + 1)
+        else:
+            runs.append(range(index, index + 1))
+    return runs

@@ -1,0 +1,229 @@
+"""One step of the engine: decode the running sequences, prefill a part of the waiting ones, sample, say what came out.
+
+Deltas of the decode are delivered before the prefill runs, so that a long prompt does not hold up words that are
+ready; a stream gets one delivery per engine call, not per token.
+
+Invariants
+- Logits are used before the next engine call: they belong to the engine.
+- Every sequence gets exactly one last delta, with `finish` or with `error`.
+- An engine error ends the sequences that were in that call and nobody else.
+
+Threads: owned by the step loop; nothing here blocks but the engine.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.errors import BackendError, DeadlineExceeded, EngineFailed
+from backend.generation import Delta, FinishReason, ReplySink, Usage
+from backend.sampling import Sampled, Sampler
+from backend.scheduler import PrefillPart, Scheduler
+from backend.sequence import Sequence as Running
+from engines import Engine, EngineError
+
+
+class Outbox(Protocol):
+    """Takes what a step has to say. Never blocks."""
+
+    def deliver(self, batch: list[tuple[ReplySink, Delta]]) -> None:
+        """Pass each delta to its sink, in order, from any thread."""
+        ...
+
+
+class DirectOutbox:
+    """Calls the sinks on the spot: for callers without a replies thread."""
+
+    def deliver(self, batch: list[tuple[ReplySink, Delta]]) -> None:
+        """Emit each delta now."""
+        for sink, delta in batch:
+            sink.emit(delta)
+
+
+class Observer(Protocol):
+    """Hears of every request that ended, for metrics and the log. Never blocks."""
+
+    def ended(self, seq: Running, *, outcome: str, now: float) -> None:
+        """`outcome` is a finish reason or the name of the error."""
+        ...
+
+
+class Stepper:
+    """Runs the steps of one engine; `step` is called again and again while `busy`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        *,
+        sampler: Sampler,
+        eos_token_ids: Collection[int],
+        outbox: Outbox,
+        observer: Observer,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._eos = frozenset(eos_token_ids)
+        self._outbox = outbox
+        self._observer = observer
+        self._clock = clock
+        self._batch: list[tuple[ReplySink, Delta]] = []
+        self._open: dict[int, Running] = {}
+
+    @property
+    def busy(self) -> bool:
+        """True while any sequence is open."""
+        return bool(self._open)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, for gauges and integrity checks on the same thread."""
+        return self._scheduler
+
+    def submit(self, seq: Running) -> None:
+        """Queue a sequence, or tell it at once that there is no room."""
+        try:
+            self._scheduler.submit(seq)
+        except BackendError as error:
+            self._batch.append((seq.sink, Delta(error=error)))
+            self._observer.ended(seq, outcome=type(error).__name__, now=self._clock())
+        else:
+            self._open[seq.ticket] = seq
+            if seq.request.echo and seq.request.prompt_text:
+                seq.unsent.text = seq.request.prompt_text
+
+    def cancel(self, ticket: int) -> None:
+        """End a sequence whose caller went away; unknown tickets have ended already."""
+        seq = self._open.get(ticket)
+        if seq is not None:
+            self._finish(seq, FinishReason.CANCELLED)
+
+    def step(self) -> bool:
+        """One step; False if there was nothing to run (all open sequences wait for blocks)."""
+        for seq in self._scheduler.expired(self._clock()):
+            self._expire(seq)
+        plan = self._scheduler.plan()
+        for seq, error in plan.failed:
+            self._fail([seq], error)
+        if plan.decodes:
+            self._decode(plan.decodes)
+            self.flush()
+        for part in plan.prefills:
+            self._prefill(part)
+        self.flush()
+        return bool(plan.decodes or plan.prefills)
+
+    def flush(self) -> None:
+        """Deliver what is left to say."""
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._outbox.deliver(batch)
+
+    def fail_all(self, error: BackendError) -> None:
+        """Tell every open sequence that it will not be finished."""
+        for seq in list(self._open.values()):
+            self._end(seq, Delta(error=error), outcome=type(error).__name__, retain=False)
+        self.flush()
+
+    def abandon(self, error: BackendError) -> None:
+        """Tell open sequences without touching the scheduler: for when its state cannot be trusted any more."""
+        self._batch.extend((seq.sink, Delta(error=error)) for seq in self._open.values())
+        self._open.clear()
+        self.flush()
+
+    def _decode(self, seqs: list[Running]) -> None:
+        tokens = np.array([seq.last_token for seq in seqs], dtype=np.int64)
+        positions = np.array([seq.written for seq in seqs], dtype=np.int64)
+        lanes = [seq.lane for seq in seqs if seq.lane is not None]
+        try:
+            logits = self._engine.decode(lanes, tokens, positions)
+        except EngineError as error:
+            self._fail(seqs, error)
+            return
+        sampled = self._sampler.sample(logits.array, [seq.row for seq in seqs])
+        for seq in seqs:
+            try:
+                self._scheduler.decoded(seq)
+            except EngineError as error:
+                self._fail([seq], error)
+        self._accept(seqs, sampled)
+
+    def _prefill(self, part: PrefillPart) -> None:
+        seq = part.seq
+        assert seq.lane is not None
+        try:
+            logits = self._engine.prefill(seq.lane, seq.tokens[part.start : part.stop], part.start)
+            sampled = self._sampler.sample(logits.array, [seq.row]) if part.last else None
+            self._scheduler.prefilled(part)
+        except EngineError as error:
+            self._fail([seq], error)
+            return
+        if sampled is not None:
+            seq.first_token_at = self._clock()
+            self._accept([seq], sampled)
+
+    def _accept(self, seqs: Sequence[Running], sampled: Sampled) -> None:
+        logprobs: npt.NDArray[np.float32] | None = sampled.logprobs
+        for row, token in enumerate(sampled.tokens.tolist()):
+            seq = seqs[row]
+            if seq.ticket not in self._open:
+                continue
+            if row in sampled.failures:
+                self._end(seq, Delta(error=sampled.failures[row]), outcome="EngineFailed", retain=False)
+                continue
+            if logprobs is not None and seq.request.logprobs:
+                seq.unsent.logprobs.append(float(logprobs[row]))
+            self._take(seq, token)
+
+    def _take(self, seq: Running, token: int) -> None:
+        """Add one token to a sequence and say what became certain."""
+        seq.row.accept(token)
+        seq.append(token)
+        unsent = seq.unsent
+        unsent.token_ids.append(token)
+        if token in self._eos and not seq.request.ignore_eos:
+            self._finish(seq, FinishReason.STOP)
+            return
+        text = seq.text.push(token)
+        if text:
+            unsent.text += text
+        if seq.text.stopped:
+            self._finish(seq, FinishReason.STOP)
+        elif seq.full:
+            self._finish(seq, FinishReason.LENGTH)
+        elif text and seq.request.stream:
+            seq.unsent = Delta()
+            self._batch.append((seq.sink, unsent))
+
+    def _finish(self, seq: Running, reason: FinishReason) -> None:
+        delta = seq.unsent
+        delta.text += seq.text.finish()
+        held_stop = reason is FinishReason.LENGTH and seq.text.stopped
+        delta.finish = FinishReason.STOP if held_stop else reason
+        first = seq.first_token_at
+        ttft = 0.0 if first is None else first - seq.request.received
+        delta.usage = Usage(seq.prompt_tokens, seq.output_tokens, seq.cached_tokens, ttft)
+        self._end(seq, delta, outcome=delta.finish.value, retain=True)
+
+    def _expire(self, seq: Running) -> None:
+        if seq.output_tokens:
+            self._finish(seq, FinishReason.DEADLINE)
+            return
+        where = "in the queue" if seq.lane is None else "during prefill"
+        error = DeadlineExceeded(f"deadline passed {where}, before the first token")
+        self._end(seq, Delta(error=error), outcome=FinishReason.DEADLINE.value, retain=True)
+
+    def _fail(self, seqs: Sequence[Running], error: EngineError) -> None:
+        for seq in seqs:
+            failed = EngineFailed(f"engine failed: {error}")
+            self._end(seq, Delta(error=failed), outcome=type(failed).__name__, retain=False)
+
+    def _end(self, seq: Running, delta: Delta, *, outcome: str, retain: bool) -> None:
+        self._open.pop(seq.ticket, None)
+        self._scheduler.end(seq, retain=retain)
+        self._batch.append((seq.sink, delta))
+        self._observer.ended(seq, outcome=outcome, now=self._clock())
