@@ -1,8 +1,7 @@
 """Both graph targets against an independent reference: transformers' own models on torch CPU, in float32."""
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import onnx
 import pytest
 import torch
 import transformers
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from engines.decoder import Decoder
 from engines.gguf import demo_gguf, load_gguf
@@ -21,6 +20,7 @@ from engines.graph_tensorrt import build_graph
 from engines.huggingface import load_huggingface
 from engines.onnx_emit import EmittedGraph
 from tests.engines.graph_runs import IDLE, POISON, GraphRun, open_session
+from tests.engines.tiny_models import MODELS, VOCAB, open_reference, save_tiny
 
 TARGETS = ("onnxruntime", "tensorrt")
 POSITIONS = 288  # S of every graph here; the last one is scratch
@@ -127,3 +127,96 @@ def test_real_weights_agree_with_the_reference(smollm2: Case, target: str) -> No
     run = new_run(graph, smollm2, lanes=3)
     check_logits(run, smollm2)
     check_idle_rows(run, smollm2)
+
+
+# -- every architecture, small and random ------------------------------------------------------------------------------
+
+
+def load_case(folder: Path) -> Case:
+    decoder = load_huggingface(folder, max_seq_len=64)
+    tokens = [int(token) for token in np.random.default_rng(6).integers(0, VOCAB, SEQUENCE)]
+    return Case(decoder, tokens, reference_logits(open_reference(folder), tokens), 2e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_agrees_with_the_reference(tmp_path: Path, name: str) -> None:
+    case = load_case(save_tiny(name, tmp_path))
+    assert np.abs(case.logits).max() > 1, "logits too small for the tolerance to mean anything"
+    for target in TARGETS:
+        run = new_run(build(case.decoder, target), case, lanes=3)
+        check_logits(run, case)
+        check_idle_rows(run, case)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_shards_load_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = save_tiny("qwen3", tmp_path, dtype=dtype, shards=True)
+    assert (folder / "model.safetensors.index.json").is_file()
+    case = load_case(folder)
+    for target in TARGETS:
+        check_logits(new_run(build(case.decoder, target), case, lanes=3), case)
+
+
+def test_float16_tensorrt_graph_stays_near_the_reference(tmp_path: Path) -> None:
+    case = replace(load_case(save_tiny("llama", tmp_path)), tolerance=0.1)
+    graph = build_graph(case.decoder, positions=POSITIONS, precision="float16")
+    geometry = case.decoder.config.geometry
+    run = GraphRun(open_session(graph), geometry, lanes=3, positions=POSITIONS, kv_dtype=np.float16)
+    check_logits(run, case)
+    check_idle_rows(run, case)
+
+
+# -- the checks can fail -----------------------------------------------------------------------------------------------
+
+
+def insert(graph: EmittedGraph, reader: str, tensor: str, nodes: list[onnx.NodeProto], replacement: str) -> EmittedGraph:
+    """A copy in which the node named `reader` reads `replacement`, made by `nodes`, instead of `tensor`."""
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    index, node = next((i, node) for i, node in enumerate(model.graph.node) if node.name == reader)
+    place = list(node.input).index(tensor)
+    node.input[place] = replacement
+    for offset, extra in enumerate(nodes):
+        model.graph.node.insert(index + offset, extra)
+    return EmittedGraph(model=model, weights=graph.weights)
+
+
+def upper_left_mask(graph: EmittedGraph) -> EmittedGraph:
+    """Queries count from 0, as is_causal without an offset would: right for a first prefill, wrong after it."""
+    zero = helper.make_node("Sub", ["write_indices", "write_indices"], ["mutant.zero"])
+    if any(node.op_type == "GroupQueryAttention" for node in graph.model.graph.node):
+        cast = helper.make_node("Cast", ["mutant.zero"], ["mutant.zero.int32"], to=onnx.TensorProto.INT32)
+        return insert(graph, "valid", "written", [zero, cast], "mutant.zero.int32")
+    column = helper.make_node("Unsqueeze", ["write_indices", "ints.-1"], ["mutant.column"])
+    relative = helper.make_node("Sub", ["position_ids", "mutant.column"], ["mutant.positions"])
+    return insert(graph, "queries.4d", "position_ids", [column, relative], "mutant.positions")
+
+
+def ignored_cache(graph: EmittedGraph) -> EmittedGraph:
+    """The values of layer 1 come from a cache of zeros."""
+    reader = next(node.name for node in graph.model.graph.node if "past_value_1" in node.input)
+    empty = helper.make_node("Sub", ["past_value_1", "past_value_1"], ["mutant.empty"])
+    return insert(graph, reader, "past_value_1", [empty], "mutant.empty")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return load_case(save_tiny("llama", tmp_path_factory.mktemp("llama")))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mutate", [upper_left_mask, ignored_cache])
+def test_a_wrong_graph_is_caught(tiny: Case, target: str, mutate: Callable[[EmittedGraph], EmittedGraph]) -> None:
+    graph = build(tiny.decoder, target)
+    check_logits(new_run(graph, tiny, lanes=1), tiny)
+    run = new_run(mutate(graph), tiny, lanes=1)
+    with pytest.raises(AssertionError, match="1 after 1 cached"):
+        check_logits(run, tiny)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_idle_rows_writing_at_zero_are_caught(tiny: Case, target: str) -> None:
+    run = new_run(build(tiny.decoder, target), tiny, lanes=3)
+    run.idle_write, run.idle_queries = 0, 1
+    with pytest.raises(AssertionError, match="the idle lane was changed"):
+        check_idle_rows(run, tiny)
