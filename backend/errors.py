@@ -18,6 +18,8 @@ class InvalidRequest(BackendError):
 
     def __init__(self, field: str, problem: str, value: object = None) -> None:
         shown = "" if value is None else f", got {_short(value)}"
+        if not field.isprintable() or len(field) > 120:  # names may come from the caller
+            field = _short(field)
         super().__init__(f"{field}: {problem}{shown}")
         self.field = field
 
@@ -39,5 +41,8 @@ class ConfigError(BackendError):
 
 
 def _short(value: object, limit: int = 80) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return f"a {type(value).__name__} too long to show"
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

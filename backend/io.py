@@ -1,7 +1,7 @@
-"""The table of every input and output a TensorCache model has: names, Triton types, shapes, and which may be left out.
+"""The table of every input and output of a model: names, Triton types, shapes, and which may be left out.
 
-One table serves three readers: auto-completion of config.pbtxt, the parser of requests, and the facade model, so that
-they cannot disagree. Shapes are without a batch dimension (`max_batch_size: 0`).
+One table serves three readers: auto-completion of config.pbtxt, the parser of requests, and the facade
+model, so that they cannot disagree. Shapes are without a batch dimension (`max_batch_size: 0`).
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Port:
     optional: bool = True
 
     def as_config(self) -> dict[str, object]:
-        """The form `add_input` and `add_output` of Triton's auto-completion take (inputs also take "optional")."""
+        """What `add_input` and `add_output` of Triton's auto-completion take (inputs also "optional")."""
         return {"name": self.name, "data_type": self.type.value, "dims": list(self.dims)}
 
 

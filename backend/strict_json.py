@@ -1,4 +1,4 @@
-"""JSON as requests may carry it: no duplicate keys, no NaN or Infinity, no lone surrogates, no nesting beyond reason."""
+"""JSON as requests may carry it: no key twice, no NaN or Infinity, no lone surrogates, no deep nesting."""
 
 import json
 from typing import Final, NoReturn
@@ -26,7 +26,7 @@ def read_json(text: str, *, field: str) -> object:
         value = json.loads(text, object_pairs_hook=object_of, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
         raise InvalidRequest(field, f"must be JSON: {error.msg} at character {error.pos}", text) from None
-    except (RecursionError, ValueError) as error:  # ValueError: an integer of more digits than Python converts
+    except (RecursionError, ValueError) as error:  # ValueError: more digits than Python converts
         problem = "nested too deep" if isinstance(error, RecursionError) else "a number is too long"
         raise InvalidRequest(field, f"must be JSON within reason: {problem}") from None
     _check(value, field, MAX_DEPTH)

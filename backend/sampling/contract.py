@@ -1,8 +1,8 @@
 """What a sampler promises: logits of a step in, one token per row out, each row on its own.
 
 Invariants
-- The token of a row depends on its logits, its parameters, its own history and (seed, position): never on the other
-  rows of the call, nor on how many there are. Alone or batched, the same bits.
+- The token of a row depends on its logits, its parameters, its own history and (seed, position): never on
+  the other rows of the call, nor on how many there are. Alone or batched, the same bits.
 - Logits are read only; they belong to the engine.
 
 Threads: one owner (the step loop).
@@ -67,9 +67,10 @@ class Sampler(Protocol):
         *,
         allowed_mask: npt.NDArray[np.int32] | None = None,
     ) -> Sampled:
-        """Choose a token for every row of `logits` [n, V]; the caller then calls `accept` on the rows it keeps.
+        """Choose a token for every row of `logits` [n, V]; the caller then calls `accept` on rows it keeps.
 
-        `allowed_mask` int32 [n, ⌈V/32⌉]: bit j of word w set = token 32·w + j may be chosen. Rows whose logits are
-        NaN or +inf, or that have no token left to choose, come back in `failures`; the others are unharmed.
+        `allowed_mask` int32 [n, ⌈V/32⌉]: bit j of word w set = token 32·w + j may be chosen. Rows whose
+        logits are NaN or +inf, or that have no token left to choose, come back in `failures`; the others are
+        unharmed.
         """
         ...

@@ -1,8 +1,9 @@
-"""Exact top-k, top-p, min-p and the draw from what they leave, for a few candidates of many rows or for one wide row.
+"""Exact top-k, top-p, min-p and the draw: for the candidates of many rows at once, or one whole vocabulary.
 
-Weights are exp((logit − largest) / temperature): the heaviest token weighs 1. The filters apply in this order, the one
-Hugging Face generation uses: top-k; top-p over what top-k left; min-p. The nucleus is the shortest run of the heaviest tokens
-whose mass reaches top_p (Holtzman et al. 2020): a token stays if the mass of those before it is below top_p. Ties go to the lower id.
+Weights are exp((logit − largest) / temperature): the heaviest token weighs 1. The filters apply in this
+order, the one Hugging Face generation uses: top-k; top-p over what top-k left; min-p. The nucleus is the
+shortest run of the heaviest tokens whose mass reaches top_p (Holtzman et al. 2020): a token stays if the
+mass of those before it is below top_p. Ties go to the lower id.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _DIGITS: Final = ((18, 0x3FFF), (6, 0xFFF), (0, 0x3F))
-"""Shift and mask of the digits of a float32 in [0, 1], whose bits order as its values do: 5 bits below the exponent first."""
+"""Shift and mask of the digits of a float32 in [0, 1], whose bits order as its values do."""
 
 _FEW: Final = 256
 _SPAN: Final = 256
@@ -34,7 +35,7 @@ class RowFilters:
         return self.top_k >= vocab_size and self.top_p >= 1 and self.min_p <= 0
 
     def settled_by(self, candidates: Floats, total: float, floor: float) -> bool:
-        """Whether all tokens that stay are among `candidates`: the weights above `floor`, out of a mass of `total`."""
+        """Whether all that stay are among `candidates`: the weights above `floor` of a mass of `total`."""
         if self.top_k <= len(candidates) or self.min_p > floor:
             return True
         return self.top_p < 1 and float(candidates.sum()) >= self.top_p * total
@@ -60,8 +61,8 @@ class Filters:
 def draw_candidates(weights: Floats, *, filters: Filters, u: Floats, totals: Floats | None = None) -> Ints:
     """Draw one column for each of n rows of candidates, which are in order of id; `u` [n] are uniforms.
 
-    `weights` [n, C] may be padded with zeros on the right. `totals` [n] is the mass of the whole vocabulary where tokens
-    were left out; the tokens that stay must all be candidates.
+    `weights` [n, C] may be padded with zeros on the right. `totals` [n] is the mass of the whole vocabulary
+    where tokens were left out; the tokens that stay must all be candidates.
     """
     rows = np.arange(len(weights))
     order = np.argsort(-weights, axis=1, kind="stable")
@@ -94,8 +95,8 @@ def draw_wide(weights: npt.NDArray[np.float32], filters: RowFilters, *, u: float
 def _keep_heaviest(weights: npt.NDArray[np.float32], goal: float, *, by_mass: bool) -> None:
     """Zero all but the shortest run of heaviest tokens whose measure (mass, or number) reaches `goal`.
 
-    Radix selection: histogram of the leading bits, find the bin where the measure from the top reaches the goal, look
-    at that bin alone with the next bits, until few tokens or equal ones are left.
+    Radix selection: histogram of the leading bits, find the bin where the measure from the top reaches the
+    goal, look at that bin alone with the next bits, until few tokens or equal ones are left.
     """
     bits = weights.view(np.uint32)
     tied, above = np.arange(len(weights)), 0.0
@@ -111,7 +112,8 @@ def _keep_heaviest(weights: npt.NDArray[np.float32], goal: float, *, by_mass: bo
         if len(tied) <= _FEW:
             break
     order = tied[np.argsort(-weights[tied], kind="stable")]
-    before = above + np.cumsum(np.r_[0.0, weights[order[:-1]] if by_mass else np.ones(len(order) - 1)])
+    measure = weights[order].astype(np.float64) if by_mass else np.ones(len(order))
+    before = above + np.cumsum(measure) - measure
     kept = max(1, int(np.count_nonzero(before < goal)))
     edge = weights[order[kept - 1]]
     dropped = order[kept:]
@@ -120,11 +122,11 @@ def _keep_heaviest(weights: npt.NDArray[np.float32], goal: float, *, by_mass: bo
 
 
 def _draw_by_spans(weights: npt.NDArray[np.float32], u: float) -> int:
-    """Inverse of the cumulated weights in order of id: find the span of tokens first, then the token in it."""
+    """Inverse of the cumulated weights in order of id: find the span of tokens, then the token in it."""
     spans = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _SPAN), dtype=np.float64))
     target = u * spans[-1]
     span = int(np.searchsorted(spans, target, side="right"))
-    span = min(span, int(np.searchsorted(spans, spans[-1])))  # rounding may point past the last span with mass
+    span = min(span, int(np.searchsorted(spans, spans[-1])))  # rounding may point past the mass
     first = span * _SPAN
     inner = np.cumsum(weights[first : first + _SPAN], dtype=np.float64)
     offset = target - (spans[span - 1] if span else 0.0)

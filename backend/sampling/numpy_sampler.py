@@ -1,10 +1,11 @@
 """The sampler for logits in host memory: greedy and filtered sampling, vectorised over rows, in numpy alone.
 
-Large vocabularies are cut first: one pass makes the weights of a row, and only tokens heavier than FLOOR are sorted. Where
-the filters keep more than those (flat logits), the row is drawn from the whole vocabulary by histogram. Both are exact.
+Large vocabularies are cut first: one pass makes the weights of a row, and only tokens heavier than FLOOR are
+sorted. Where the filters keep more than those (flat logits), the row is drawn from the whole vocabulary by
+histogram. Both are exact.
 
-Bits: a row takes the same path and the same operations on its own data whatever the other rows are. Its randomness is one
-uniform from Philox(seed, position). Threads: one owner.
+Bits: a row takes the same path and the same operations on its own data whatever the other rows are. Its
+randomness is one uniform from Philox(seed, position). Threads: one owner.
 """
 
 from collections.abc import Collection, Sequence
@@ -55,7 +56,7 @@ class _Draws:
         return cls(np.array(index, dtype=np.int64), own, scale, filters, seeds)
 
     def uniforms(self) -> Floats:
-        """This step's uniform of every row."""
+        """The uniform of every row at its position."""
         return uniforms(self.seeds, np.array([row.position for row in self.rows], dtype=np.uint64))
 
 
@@ -94,8 +95,9 @@ class NumpySampler:
     ) -> Sampled:
         """Choose a token for every row of `logits` float32 [n, V] (see Sampler.sample)."""
         plan = self._plan_of(rows)
-        assert logits.shape == (len(plan.rows), self._vocab_size) and logits.dtype == np.float32
-        with np.errstate(over="ignore", invalid="ignore"):  # −inf and huge logits are legal, broken rows are found below
+        assert logits.shape == (len(plan.rows), self._vocab_size)
+        assert logits.dtype == np.float32
+        with np.errstate(over="ignore", invalid="ignore"):  # −inf and huge logits are legal
             tokens, peaks = _heaviest(logits)
             failures = {int(i): EngineFailed(_BROKEN) for i in np.flatnonzero(~np.isfinite(peaks))}
             adjusted = _adjusted(logits, plan, allowed_mask)
@@ -135,7 +137,7 @@ class NumpySampler:
         return draw_candidates(weights.astype(np.float64), filters=draws.filters, u=draws.uniforms())
 
     def _draw_cut(self, logits: Logits, peaks: Logits, draws: _Draws) -> Ints:
-        """Cut every row to its candidates; draw the rows whose filters keep more from the whole vocabulary."""
+        """Cut every row to its candidates; rows whose filters keep more draw from the whole vocabulary."""
         tokens = np.empty(len(draws.index), dtype=np.int64)
         u = draws.uniforms()
         cut: list[int] = []
@@ -163,7 +165,8 @@ class NumpySampler:
             padded = np.zeros((len(cut), max(map(len, ids))))
             for row, own in zip(padded, weights, strict=True):
                 row[: len(own)] = own
-            columns = draw_candidates(padded, filters=draws.filters.take(cut), u=u[cut], totals=np.array(totals))
+            filters = draws.filters.take(cut)
+            columns = draw_candidates(padded, filters=filters, u=u[cut], totals=np.array(totals))
             tokens[cut] = [own[column] for own, column in zip(ids, columns, strict=True)]
         return tokens
 
@@ -196,7 +199,7 @@ def _without(plan: _Plan, failures: Collection[int], vocab_size: int) -> _Draws:
 
 
 def _logprobs(logits: Logits, tokens: Ints, wanting: Sequence[int]) -> Logits | None:
-    """log softmax of the raw logits at the chosen tokens, for the rows that want it."""
+    """Log softmax of the raw logits at the chosen tokens, for the rows that want it."""
     if not wanting:
         return None
     result = np.full(len(logits), np.nan, dtype=np.float32)

@@ -1,7 +1,7 @@
-"""Philox4x32-10: one uniform per (seed, position), so that a row's randomness needs no state and no neighbours.
+"""Philox4x32-10: one uniform per (seed, position); a row's randomness needs no state and no neighbours.
 
-Counter-based generator of Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
-Key = the 64-bit seed (low word first), counter = (position low, position high, 0, 0).
+Counter-based generator of Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC
+2011). Key = the 64-bit seed (low word first), counter = (position low, position high, 0, 0).
 """
 
 from typing import Final

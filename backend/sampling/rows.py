@@ -1,4 +1,4 @@
-"""What the numpy sampler remembers of one sequence: its parameters, how far it is, and the tokens that penalties count."""
+"""What the numpy sampler remembers of one sequence: parameters, position, and the tokens penalties count."""
 
 from collections.abc import Collection
 from typing import Final
@@ -31,9 +31,9 @@ class NumpyRow:
         self.logprobs = logprobs
         self.min_tokens = min_tokens if eos_token_ids else 0
         self._eos = np.array(sorted(eos_token_ids), dtype=np.int64)
-        penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+        off = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1, 0, 0)
         counted = prompt if params.repetition_penalty != 1 else prompt[:0]
-        self._history = TokenHistory(counted) if penalised else None
+        self._history = None if off else TokenHistory(counted)
 
     @property
     def greedy(self) -> bool:
@@ -80,7 +80,7 @@ class TokenHistory:
         self._counts[slot] += 1
 
     def penalise(self, logits: npt.NDArray[np.float32], params: SamplingParams) -> None:
-        """Repetition (prompt and output; Keskar et al. 2019), then frequency and presence (output alone), in place."""
+        """In place: repetition (prompt and output; Keskar et al. 2019), then frequency, presence (output)."""
         ids, counts = self._ids[: len(self._slots)], self._counts[: len(self._slots)]
         values = logits[ids]
         if params.repetition_penalty != 1:

@@ -1,4 +1,4 @@
-"""Text in and out of a decoder: tokenizer, chat template, incremental detokeniser, stop words. Face of the package."""
+"""Text in and out of a decoder: tokenizer, chat template, incremental detokeniser, stop words. The face."""
 
 from backend.text.chat import ChatTemplate, Message, read_messages
 from backend.text.stops import StopWords

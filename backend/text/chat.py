@@ -1,7 +1,8 @@
 """Chats: a JSON list of messages, checked field by field, rendered by the template that came with the model.
 
-Templates are Jinja programs written for Hugging Face tokenizers; they get what those expect and run in Jinja's immutable
-sandbox, with a bound on output and time. The template is part of a signed release; the messages are a stranger's.
+Templates are Jinja programs written for Hugging Face tokenizers; they get what those expect and run in
+Jinja's immutable sandbox, with a bound on output and time. The template is part of a signed release; the
+messages are a stranger's.
 """
 
 import json
@@ -46,7 +47,7 @@ def _read_message(value: object, where: str) -> Message:
         raise InvalidRequest(where, "must be a JSON object with role and content", value)
     for key in value:
         if key not in _FIELDS:
-            raise InvalidRequest(f"{where}.{key[:64]}", f"is not known; messages have {', '.join(_FIELDS)}")
+            raise InvalidRequest(f"{where}.{key}", f"is not known; messages have {', '.join(_FIELDS)}")
     for key in ("role", "content"):
         if key not in value:
             raise InvalidRequest(f"{where}.{key}", "is missing")
@@ -78,7 +79,7 @@ def _part(part: object, where: str) -> str:
     if not isinstance(part, dict):
         raise InvalidRequest(where, 'must be {"type": "text", "text": …}', part)
     if part.get("type") != "text":
-        raise InvalidRequest(f"{where}.type", 'must be "text", the only kind of part supported', part.get("type"))
+        raise InvalidRequest(f"{where}.type", 'must be "text"', part.get("type"))
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.text", "must be a string", text)
@@ -92,7 +93,7 @@ class _TemplateRefusal(jinja2.TemplateError):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %} … {% endgeneration %}` marks assistant text for training; here it only shows its body."""
+    """`{% generation %}` marks assistant text for training; here it only shows its body."""
 
     tags: Final = {"generation"}  # type: ignore[misc]  # Jinja declares it as a plain set on the class
 
@@ -113,7 +114,7 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`special_tokens` become variables (bos_token, eos_token). ConfigError where `source` is no template."""
+        """`special_tokens` become variables (bos_token, eos_token). ConfigError if `source` is no template."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
         )
@@ -127,7 +128,9 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._clock = clock
 
-    def render(self, messages: Sequence[Message], *, max_bytes: int, add_generation_prompt: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Message], *, max_bytes: int, add_generation_prompt: bool = True
+    ) -> str:
         """The prompt. InvalidRequest where the template refuses the messages, or it grows past a bound."""
         pieces: list[str] = []
         size, deadline = 0, self._clock() + RENDER_SECONDS
@@ -137,15 +140,16 @@ class ChatTemplate:
                 pieces.append(piece)
                 size += len(piece.encode("utf-8"))
                 if size > max_bytes:
-                    raise InvalidRequest("messages", f"the chat prompt must have at most {max_bytes} bytes, got more")
+                    raise InvalidRequest("messages", f"the chat prompt exceeds {max_bytes} bytes")
                 if self._clock() > deadline:
                     raise InvalidRequest("messages", f"the chat template took more than {RENDER_SECONDS} s")
         except InvalidRequest:
             raise
         except _TemplateRefusal as refusal:
             raise InvalidRequest("messages", f"refused by the chat template: {refusal.message}") from None
-        except Exception as error:  # a template is a program: what it does with odd messages can raise anything
-            raise InvalidRequest("messages", f"the chat template failed on them: {_one_line(error)}") from None
+        except Exception as error:  # a template is a program and can raise anything
+            problem = f"the chat template failed on them: {_one_line(error)}"
+            raise InvalidRequest("messages", problem) from None
         return "".join(pieces)
 
 

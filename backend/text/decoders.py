@@ -1,7 +1,7 @@
 """Reads the decoder of a tokenizer.json into a table of what every token id stands for.
 
-Supported: ByteLevel; Metaspace; and Replace … ByteFallback, Fuse, Strip in that order, each optional: what the tokenizers
-of Llama, Mistral, Qwen, SmolLM, Gemma and Phi are made of. Anything else is refused by name.
+Supported: ByteLevel; Metaspace; and Replace … ByteFallback, Fuse, Strip in that order, each optional: what
+the tokenizers of Llama, Mistral, Qwen, SmolLM, Gemma and Phi are made of. Anything else is refused by name.
 """
 
 import re
@@ -18,7 +18,7 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
 def read_token_table(tokenizer: Tokenizer, decoder: Mapping[str, Any] | None) -> TokenTable:
-    """The table for `tokenizer`, whose JSON holds `decoder`; ConfigError names a decoder that is not supported."""
+    """The table for `tokenizer`, whose JSON holds `decoder`; ConfigError names one that is not supported."""
     steps = _flatten(decoder)
     tokens = _shown_tokens(tokenizer)
     kinds = [step["type"] for step in steps]
@@ -66,7 +66,7 @@ _BYTE_OF: Final = _byte_alphabet()
 
 
 def _byte_level(token: str) -> bytes:
-    """A token with a character outside the alphabet (an added token, such as one with a space) stands for itself."""
+    """The bytes of a token; one with a character outside the alphabet (an added token) stands for itself."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
@@ -123,10 +123,8 @@ def _piece(token: str, replacements: Sequence[tuple[str, str]], byte_tokens: boo
 
 
 def _check(tokenizer: Tokenizer, table: TokenTable, size: int) -> None:
-    """Every id, in runs, decodes as the library decodes it: a surprise must not wait for the first request."""
+    """Every id decodes as the library decodes it: a surprise must not wait for the first request."""
     for first in range(0, size, _CHUNK):
         ids = list(range(first, min(first + _CHUNK, size)))
         if decode(table, ids) != tokenizer.decode(ids, skip_special_tokens=True):
-            raise ConfigError(f"tokenizer.json: decoder: ids {ids[0]}…{ids[-1]} decode unlike the tokenizers library")
-
-
+            raise ConfigError(f"tokenizer.json: decoder: ids {ids[0]} to {ids[-1]} decode unlike tokenizers")

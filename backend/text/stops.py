@@ -1,11 +1,13 @@
-"""Finds the first stop word in a text that arrives in pieces, and says how much of the tail may still become one.
+"""Finds the first stop word in a text that arrives in pieces, and how much of its tail may still become one.
 
-The rule, on the whole text: of all occurrences the one that starts first wins (of several that start there the longest;
-the text before it is the same). The text is cut at its start. An occurrence is only *decided* once no stop word that
-starts before it can still be completed, so that the result does not depend on how the text was split.
+The rule, on the whole text: of all occurrences the one that starts first wins (of several that start there
+the longest; the text before it is the same). The text is cut at its start. An occurrence is only *decided*
+once no stop word that starts before it can still be completed, so that the result does not depend on how the
+text was split.
 
-The search is Aho and Corasick's automaton ("Efficient string matching", CACM 1975): a few dictionary steps a character,
-whatever the number of words; the depth of its state is the length of the tail that may still become a stop word.
+The search is Aho and Corasick's automaton ("Efficient string matching", CACM 1975): a few dictionary steps a
+character, whatever the number of words; the depth of its state is the length of the tail that may still
+become a stop word.
 """
 
 from collections import deque
@@ -15,8 +17,9 @@ from collections.abc import Iterable
 class StopWords:
     """The automaton for a set of stop words; empty ones are ignored. Immutable, shared by matchers.
 
-    Node 0 is the root. `steps[node]` maps a character to the next node, `fallbacks[node]` is the node of the longest proper
-    suffix, `depths[node]` the length of the prefix it stands for, `found[node]` the longest stop word that ends there (0: none).
+    Node 0 is the root. `steps[node]` maps a character to the next node, `fallbacks[node]` is the node of the
+    longest proper suffix, `depths[node]` the length of the prefix it stands for, `found[node]` the longest
+    stop word that ends there (0: none).
     """
 
     __slots__ = ("depths", "fallbacks", "found", "steps")
@@ -47,7 +50,7 @@ class StopWords:
         self.found[node] = len(word)
 
     def _link(self) -> None:
-        """Set fallbacks in order of depth: a node's fallback is shallower, so it is finished before the node."""
+        """Set fallbacks in order of depth: a node's fallback is shallower, so it is finished first."""
         queue = deque(self.steps[0].values())
         while queue:
             node = queue.popleft()

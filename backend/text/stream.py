@@ -1,12 +1,14 @@
 """From token ids to the text a client sees, as early as it is certain and never half a character.
 
-Held back: bytes that are not yet a code point; the last grapheme cluster while it is not ASCII (an accent, a skin tone
-or the second half of a flag may follow); a tail that may still become a stop word. A stop word ends the text and is
-not part of it.
+Held back: bytes that are not yet a code point; the last grapheme cluster while it is not ASCII (an accent, a
+skin tone or the second half of a flag may follow); a tail that may still become a stop word. A stop word
+ends the text and is not part of it.
 
 Invariants
-- push(t1) + … + push(tn) + finish() is the decoding of t1 … tn, cut at its first stop word, however long n is.
-- Apart from a cluster of more than MAX_CLUSTER code points, every delta ends at the end of a cluster or at an ASCII character.
+- push(t1) + … + push(tn) + finish() is the decoding of t1 … tn, cut at its first stop word, however long n
+  is.
+- Apart from a cluster of more than MAX_CLUSTER code points, every delta ends at the end of a cluster or at
+  an ASCII character.
 
 Threads: one owner.
 """

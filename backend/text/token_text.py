@@ -1,8 +1,8 @@
-"""Turns token ids into text one by one, exactly as `tokenizers` decodes the whole list with special tokens skipped.
+"""Turns token ids into text one by one, as `tokenizers` decodes the whole list without special tokens.
 
-Two families exist. In byte-level BPE every token is a few bytes of one UTF-8 stream. With SentencePiece and byte fallback
-tokens are text, except that a run of `<0xNN>` tokens is UTF-8 as a whole: valid, or one U+FFFD for each of its bytes.
-A run is therefore only known at its end.
+Two families exist. In byte-level BPE every token is a few bytes of one UTF-8 stream. With SentencePiece and
+byte fallback tokens are text, except that a run of `<0xNN>` tokens is UTF-8 as a whole: valid, or one U+FFFD
+for each of its bytes. A run is therefore only known at its end.
 """
 
 import codecs
@@ -82,7 +82,8 @@ class _ByteLevelText:
 class FallbackTable:
     """SentencePiece: `pieces[id]` is text, or the value of a byte token, or None (special, or no token).
 
-    `first[id]` is the text where the token is the first of all; `strip` counts spaces dropped at the very start.
+    `first[id]` is the text where the token is the first of all; `strip` counts spaces dropped at the very
+    start.
     """
 
     pieces: Sequence[str | int | None]

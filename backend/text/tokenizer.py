@@ -32,7 +32,7 @@ class TextModel:
         eos_token_ids: Sequence[int],
         bos_token_id: int | None,
     ) -> None:
-        """`decoder` is the decoder of the tokenizer's JSON; `bos_token_id` is put before plain prompts, None: nothing."""
+        """`decoder`: that of the tokenizer's JSON; `bos_token_id` goes before plain prompts, if any."""
         self._tokenizer = tokenizer
         self._table = read_token_table(tokenizer, decoder)
         self._template = template
@@ -49,7 +49,7 @@ class TextModel:
         bos_token_id: int | None,
         add_bos: bool,
     ) -> "TextModel":
-        """Build from the verified bytes of a release; ConfigError where the tokenizer or the template is unusable."""
+        """Build from the verified bytes of a release; ConfigError where tokenizer or template is unusable."""
         if TOKENIZER_FILE not in files:
             raise ConfigError(f"{TOKENIZER_FILE}: expected in the release, got {sorted(files)}")
         data = bytes(files[TOKENIZER_FILE])
@@ -81,7 +81,7 @@ class TextModel:
         return ids
 
     def encode_raw(self, text: str) -> npt.NDArray[np.int64]:
-        """Ids of `text` alone, int64 [N]; special tokens written in it are recognised (chat templates rely on that)."""
+        """Ids of `text` alone, int64 [N]; special tokens written in it are recognised, as chats need."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def render_chat(self, messages: Sequence[Message], *, max_bytes: int) -> str:
@@ -90,7 +90,7 @@ class TextModel:
         return self._template.render(messages, max_bytes=max_bytes)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of whole `ids`, special tokens skipped: what a StreamDecoder without stop words ends up with."""
+        """The text of whole `ids`, special tokens skipped: what a StreamDecoder ends up with."""
         return decode(self._table, [int(token) for token in ids])
 
     def stream(self, stop_words: Iterable[str] = ()) -> StreamDecoder:

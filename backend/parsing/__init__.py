@@ -1,0 +1,6 @@
+"""Requests read strictly: whatever a client sends becomes a Generation or one line of error. The face."""
+
+from backend.parsing.limits import RequestLimits
+from backend.parsing.request import Hasher, parse_generation
+
+__all__ = ["Hasher", "RequestLimits", "parse_generation"]

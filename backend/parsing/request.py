@@ -1,0 +1,152 @@
+"""Makes a Generation of a request's inputs and parameters, or says in one line what is wrong with them.
+
+Room: prompt and output share max_seq_len positions. The prompt alone must leave room for one token;
+`max_tokens` beyond the room is cut to it, and the generation then ends with finish_reason "length".
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.errors import InvalidRequest
+from backend.generation import Generation, SamplingParams
+from backend.io import PROMPTS, Port
+from backend.parsing.limits import RequestLimits
+from backend.parsing.options import Options, read_options
+from backend.parsing.values import Text, Whole, tensor_items, tensor_value
+from backend.text import TextModel, read_messages
+from cachemgr import BlockHash
+
+_PORTS: Final[Mapping[str, Port]] = {port.name: port for port in PROMPTS}
+_MICROSECONDS: Final = Whole(0, 2**63 - 1)
+
+_SAMPLING: Final = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
+
+class Hasher(Protocol):
+    """Names the whole blocks of a prompt: PrefixCache.hashes."""
+
+    def __call__(self, tokens: npt.NDArray[np.int64], *, namespace: str, salt: str = "") -> list[BlockHash]:
+        """One hash per whole block, chained."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """The prompt in tokens; `text` is what an echo shows."""
+
+    field: str
+    tokens: npt.NDArray[np.int64]
+    text: str
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(64)
+
+
+def parse_generation(
+    request_id: str,
+    inputs: Mapping[str, npt.NDArray[Any]],
+    parameters: Mapping[str, object],
+    *,
+    limits: RequestLimits,
+    text: TextModel,
+    hasher: Hasher,
+    namespace: str,
+    clock: Callable[[], float],
+    fresh_seed: Callable[[], int] = _draw_seed,
+) -> Generation:
+    """Check everything and build the Generation. Raises InvalidRequest and nothing else.
+
+    `inputs` are tensors by name, absent ones left out; `parameters` are bool, int, float or str, with
+    `timeout` in microseconds (0: none). A request that samples without a seed gets one from `fresh_seed`.
+    """
+    received = clock()
+    options = read_options(inputs, parameters, limits=limits)
+    timeout = _MICROSECONDS("timeout", parameters.get("timeout", 0))
+    echo = not options.get("exclude_input_in_output", True)
+    prompt = _read_prompt(inputs, text, limits, echo=echo)
+    max_tokens, min_tokens = _lengths(options, limits, room=limits.max_seq_len - len(prompt.tokens))
+    salt, use_cache = options.get("cache_salt", ""), not options.get("no_cache", False)
+    return Generation(
+        request_id=request_id,
+        prompt=prompt.tokens,
+        block_hashes=hasher(prompt.tokens, namespace=namespace, salt=salt) if use_cache else (),
+        namespace=namespace,
+        sampling=_sampling(options, fresh_seed),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_words=options.get("stop_words", ()),
+        ignore_eos=options.get("ignore_eos", False),
+        stream=options.get("stream", False),
+        echo=echo,
+        logprobs=options.get("return_logprobs", False),
+        use_cache=use_cache,
+        received=received,
+        deadline=received + timeout / 1e6 if timeout else None,
+        prompt_text=prompt.text if echo else "",
+        cache_salt=salt,
+    )
+
+
+def _sampling(options: Options, fresh_seed: Callable[[], int]) -> SamplingParams:
+    values = {name: options[name] for name in _SAMPLING if name in options}
+    seed = options.get("seed")
+    if seed is None:
+        seed = fresh_seed() if values.get("temperature", 0) > 0 else 0
+    return SamplingParams(top_k=max(0, options.get("top_k", 0)), seed=seed, **values)
+
+
+def _lengths(options: Options, limits: RequestLimits, *, room: int) -> tuple[int, int]:
+    """max_tokens and min_tokens, cut to the room."""
+    max_tokens = options.get("max_tokens", limits.default_max_tokens)
+    min_tokens = options.get("min_tokens", 0)
+    if min_tokens > max_tokens:
+        raise InvalidRequest("min_tokens", f"must be at most max_tokens ({max_tokens})", min_tokens)
+    return min(max_tokens, room), min(min_tokens, room)
+
+
+def _read_prompt(
+    inputs: Mapping[str, npt.NDArray[Any]], text: TextModel, limits: RequestLimits, *, echo: bool
+) -> _Prompt:
+    given = [name for name in _PORTS if name in inputs]
+    if len(given) != 1:
+        names = ", ".join(_PORTS)
+        raise InvalidRequest("inputs", f"must hold exactly one of {names}", given)
+    name = given[0]
+    if name == "input_ids":
+        prompt = _from_ids(inputs[name], text, limits, echo=echo)
+    else:
+        prompt = _from_text(name, tensor_value(_PORTS[name], inputs[name]), text, limits)
+    most = limits.max_seq_len - 1
+    if not 1 <= len(prompt.tokens) <= most:
+        problem = f"must have 1 to {most} tokens (max_seq_len {limits.max_seq_len}, one is left to generate)"
+        raise InvalidRequest(name, problem, len(prompt.tokens))
+    return prompt
+
+
+def _from_text(name: str, value: object, text: TextModel, limits: RequestLimits) -> _Prompt:
+    content = Text(limits.max_prompt_bytes)(name, value)
+    if not content:
+        raise InvalidRequest(name, "must not be empty")
+    if name == "text_input":
+        return _Prompt(name, text.encode(content), content)
+    if not text.has_chat_template:
+        raise InvalidRequest(name, "this model has no chat template; send text_input")
+    rendered = text.render_chat(read_messages(content), max_bytes=limits.max_prompt_bytes)
+    return _Prompt(name, text.encode_raw(rendered), rendered)
+
+
+def _from_ids(tensor: npt.NDArray[Any], text: TextModel, limits: RequestLimits, *, echo: bool) -> _Prompt:
+    ids = tensor_items(_PORTS["input_ids"], tensor).astype(np.int64)
+    wrong = np.flatnonzero((ids < 0) | (ids >= limits.vocab_size))
+    if len(wrong):
+        where = f"input_ids[{wrong[0]}]"
+        raise InvalidRequest(where, f"must be in [0, {limits.vocab_size - 1}]", int(ids[wrong[0]]))
+    return _Prompt("input_ids", ids, text.decode(ids) if echo and len(ids) < limits.max_seq_len else "")
