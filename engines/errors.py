@@ -19,6 +19,7 @@ class ReleaseError(EngineError):
     """A step of the load chain refused; `step`, `expected` and `found` say which and why."""
 
     def __init__(self, step: str, *, expected: str, found: str) -> None:
+        found = " ".join(found.split())  # runtimes' messages have many lines
         super().__init__(f"{step}: expected {expected}, found {found}")
         self.step = step
         self.expected = expected

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, so that a release too big for the host is refused before it is read."""
+"""How much memory this process may still take: a release too big for it is refused before it is read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def _machine_bytes(root: Path) -> int:
 
 
 def _cgroup_bytes(root: Path) -> list[int]:
-    """Room left in each memory cgroup from this process's own up to the root (a limit may sit on any of them)."""
+    """Room left in each memory cgroup from this process's own up to the root: each may have a limit."""
     left = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)

@@ -3,13 +3,13 @@
 The chain; each link refuses with one line (ReleaseError: step, expected, found) before the next one begins:
 
     trust       there is a key to trust
-    current     `<version>/current` is one line that names a release       (not for a release that is not published yet)
+    current     `<version>/current` is one line that names a release                   (published ones)
     folder      a flat folder of plainly named regular files, no links
     signature   model.sig, read once, was made by a trusted key and leaves nothing out but itself
     folder      the folder holds exactly the signed files
     digest      engine.json has the signed digest
     manifest    engine.json is well-formed and names the other files with the signed digests
-    digest      the folder's name is the release's digest                  (not for a release that is not published yet)
+    digest      the folder's name is the release's digest                              (published ones)
     model       the release was signed for this model
     min_release it is not older than the trust settings allow
     memory      the host has room for its bytes
@@ -42,8 +42,8 @@ _DIGEST = re.compile(rb"([0-9a-f]{64})\n?")
 class VerifiedRelease:
     """A release that passed the chain. `files` holds the verified bytes of every file, model.sig included.
 
-    The views are read-only, 64-byte aligned and backed by private memory; `path` says where they came from and is
-    for messages only.
+    The views are read-only, 64-byte aligned and backed by private memory; `path` says where they came from
+    and is for messages only.
     """
 
     manifest: EngineManifest
@@ -70,7 +70,7 @@ def load_release_dir(
     trust: TrustSettings,
     available: AvailableMemory = available_bytes,
 ) -> VerifiedRelease:
-    """The same for a release folder that is not published; `model` None takes the name that it was signed for."""
+    """The same for a folder that is not published; `model` None takes the name that it was signed for."""
     _require_keys(trust)
     with ReleaseFolder.open(release_dir) as folder:
         return _load(folder, model=model, trust=trust, available=available, digest=None)
@@ -84,7 +84,9 @@ def current_digest(version_dir: Path) -> str:
 
 def _require_keys(trust: TrustSettings) -> None:
     if not trust.keys:
-        raise ReleaseError("trust", expected="at least one trusted key (trust.keys)", found="none: no release can load")
+        raise ReleaseError(
+            "trust", expected="at least one trusted key (trust.keys)", found="none: no release can load"
+        )
 
 
 def _load(
@@ -135,7 +137,9 @@ def _verify(
         _check_digest(name, file, signed[name])
         files[name] = file.data
         if name == TOKENIZER and file.sha256 != manifest.tokenizer_digest:
-            raise ReleaseError("tokenizer", expected=f"SHA-256 {manifest.tokenizer_digest}", found=file.sha256)
+            raise ReleaseError(
+                "tokenizer", expected=f"SHA-256 {manifest.tokenizer_digest}", found=file.sha256
+            )
     return VerifiedRelease(manifest, found_digest, MappingProxyType(files), folder.path)
 
 
@@ -159,11 +163,15 @@ def _load_manifest(folder: ReleaseFolder, signed: Mapping[str, str]) -> tuple[Fi
 
 def _check_eligible(manifest: EngineManifest, *, model: str | None, trust: TrustSettings) -> None:
     if model is not None and manifest.model != model:
-        raise ReleaseError("model", expected=f"a release for {shown(model)}", found=f"one for {shown(manifest.model)}")
+        raise ReleaseError(
+            "model", expected=f"a release for {shown(model)}", found=f"one for {shown(manifest.model)}"
+        )
     least = trust.min_release.get(manifest.model)
     if least is not None and manifest.release < least:
         raise ReleaseError(
-            "min_release", expected=f"release {least} or later of {shown(manifest.model)}", found=str(manifest.release)
+            "min_release",
+            expected=f"release {least} or later of {shown(manifest.model)}",
+            found=str(manifest.release),
         )
 
 
@@ -181,5 +189,7 @@ def _read_current(version: ReleaseFolder) -> str:
     match = _DIGEST.fullmatch(data)
     if match is None:
         found = shown(data.decode("latin-1"))
-        raise ReleaseError("current", expected="one line with a release's digest (64 hex digits)", found=found)
+        raise ReleaseError(
+            "current", expected="one line with a release's digest (64 hex digits)", found=found
+        )
     return match[1].decode()

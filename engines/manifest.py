@@ -1,19 +1,19 @@
 """engine.json: what a release says about itself, read strictly.
 
-A release is an immutable folder `<model>/<version>/releases/<digest>/` that holds engine.json, the graph (or plan)
-with its weights, tokenizer.json and model.sig. `<digest>` is the SHA-256 of engine.json in hex: engine.json names
-the SHA-256 of every other file, so that one digest fixes them all.
+A release is an immutable folder `<model>/<version>/releases/<digest>/` that holds engine.json, the graph (or
+plan) with its weights, tokenizer.json and model.sig. `<digest>` is the SHA-256 of engine.json in hex: engine.json
+names the SHA-256 of every other file, so that one digest fixes them all.
 """
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from engines.contract import Geometry
 from engines.errors import ReleaseError
 
-FORMAT = "tensorcache-engine/1"
+FORMAT: Final = "tensorcache-engine/1"
 MANIFEST = "engine.json"
 SIGNATURE = "model.sig"
 
@@ -88,7 +88,7 @@ def parse_manifest(data: bytes) -> EngineManifest:
 
 
 def encode_manifest(manifest: EngineManifest) -> bytes:
-    """Encode deterministically (sorted keys, two-space indent), so that equal manifests have equal digests."""
+    """Encode deterministically (sorted keys, two-space indent): equal manifests have equal digests."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=2) + b"\n"
 
 

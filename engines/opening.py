@@ -2,8 +2,8 @@
 
 Invariants
 - The runtime gets the verified bytes from memory; nothing is read from disk any more.
-- An engine is handed out only after it answered the release's golden prompt with the release's golden token. On any
-  failure before that it is closed, so that nothing of it stays in memory.
+- An engine is handed out only after it answered the release's golden prompt with the release's golden token.
+  On any failure before that it is closed, so that nothing of it stays in memory.
 """
 
 import logging
@@ -20,15 +20,20 @@ from engines.options import EngineOptions
 
 logger = logging.getLogger(__name__)
 SUPPORTED_RUNTIMES = ("onnxruntime",)
+_PURPOSE = "open the engine (fewer lanes or a smaller max_seq_len need less)"
 _KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def open_engine(
     release: VerifiedRelease, options: EngineOptions, *, available: AvailableMemory = available_bytes
 ) -> Engine:
-    """The engine of `release`, warm and proven. ReleaseError (runtime, memory, contract, golden) or EngineError."""
+    """The engine of `release`, warm and proven. Raises ReleaseError (runtime, memory, golden …), StepError.
+
+    The engine has its own copy of what it needs: drop the release afterwards, or its bytes stay in memory
+    twice.
+    """
     started = time.monotonic()
-    require_memory(_opening_bytes(release, options), purpose="open the engine", available=available)
+    require_memory(_opening_bytes(release, options), purpose=_PURPOSE, available=available)
     engine = _create(release, options)
     try:
         engine.prewarm()
@@ -51,7 +56,8 @@ def open_engine(
 
 def _create(release: VerifiedRelease, options: EngineOptions) -> Engine:
     if release.manifest.runtime == "onnxruntime":
-        from engines.ort import OrtEngine  # only a process that opens such an engine needs the runtime installed
+        # imported here: only a process that opens such an engine needs its runtime
+        from engines.ort import OrtEngine
 
         return OrtEngine(release.manifest, release.files, options=options, digest=release.digest)
     raise ReleaseError(
@@ -66,7 +72,9 @@ def _opening_bytes(release: VerifiedRelease, options: EngineOptions) -> int:
     manifest = release.manifest
     geometry = manifest.geometry
     lanes = manifest.lanes if options.lanes is None else options.lanes
-    positions = (manifest.max_seq_len if options.max_seq_len is None else options.max_seq_len) + manifest.block_tokens
+    positions = (
+        manifest.max_seq_len if options.max_seq_len is None else options.max_seq_len
+    ) + manifest.block_tokens
     kv = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * _KV_BYTES[manifest.kv_dtype]
     return sum(entry.size for entry in manifest.files.values()) + lanes * positions * kv
 
@@ -77,16 +85,22 @@ def _check_golden(engine: Engine, manifest: EngineManifest) -> None:
     vocab = manifest.geometry.vocab_size
     if not 0 < len(prompt) <= engine.spec.max_seq_len or prompt.min() < 0 or prompt.max() >= vocab:
         found = f"{len(prompt)} tokens, or one outside the vocabulary"
-        raise ReleaseError("golden", expected=f"a prompt of 1 … {engine.spec.max_seq_len} tokens", found=found)
+        raise ReleaseError(
+            "golden", expected=f"a prompt of 1 … {engine.spec.max_seq_len} tokens", found=found
+        )
     lane, last = LaneId(0), len(prompt) - 1
     step = engine.spec.max_prefill_tokens
     try:
         for start in range(0, len(prompt), step):
             logits = engine.prefill(lane, prompt[start : start + step], start)
         _check_answer(logits, golden.token, by="prefill")
-        _check_answer(engine.decode([lane], prompt[last:], np.array([last], np.int64)), golden.token, by="decode")
+        _check_answer(
+            engine.decode([lane], prompt[last:], np.array([last], np.int64)), golden.token, by="decode"
+        )
     except StepError as error:
-        raise ReleaseError("golden", expected=f"token {golden.token}", found=f"a failed step: {error}") from error
+        raise ReleaseError(
+            "golden", expected=f"token {golden.token}", found=f"a failed step: {error}"
+        ) from error
 
 
 def _check_answer(logits: Logits, token: int, *, by: str) -> None:

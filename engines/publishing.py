@@ -1,15 +1,17 @@
-"""Put a signed release where a model serves from, so that a reader sees the old one or the new one and nothing else.
+"""Put a signed release where a model serves from: readers see the old one or the new one, nothing in between.
 
     <version>/current                     one line: the digest of the release that serves
     <version>/releases/<digest>/          immutable once it has this name
     <version>/releases/.lock              held while someone publishes; the kernel lets go of it when he dies
-    <version>/releases/.new-…             something in the making; the next publisher clears what a killed one left
+    <version>/releases/.new-…             in the making; the next publisher clears what a killed one left
 
 Invariants
-- `current` is replaced by one rename, and only after the release it will name is on disk under its final name, was
-  fsynced, and passed the whole load chain there. Whoever is killed in between leaves the old release serving.
+- `current` is replaced by one rename, and only after the release it will name is on disk under its final
+  name, was fsynced, and passed the whole load chain there. Whoever is killed in between leaves the old
+  release serving.
 - What is written is the verified bytes from memory, not a second read of the source folder.
-- Publishing the same release again changes nothing, except that a damaged copy of it is replaced by a sound one.
+- Publishing the same release again changes nothing, except that a damaged copy of it is replaced by a sound
+  one.
 """
 
 import fcntl
@@ -42,8 +44,8 @@ def publish_release(
 ) -> str:
     """Verify `release_dir`, copy it into `version_dir` and make it the current release; its digest.
 
-    ReleaseError if a check of the load chain refuses it, the disk does, or another publisher is at work for longer
-    than `lock_seconds`.
+    ReleaseError if a check of the load chain refuses it, the disk does, or another publisher is at work for
+    longer than `lock_seconds`.
     """
     release = load_release_dir(release_dir, model=model, trust=trust)
     digest = release.digest
@@ -101,7 +103,7 @@ def _write_release(release: VerifiedRelease, target: Path) -> None:
     for name, data in release.files.items():
         _write_file(scratch / name, data, mode=0o444)
     _sync_folder(scratch)
-    if os.path.lexists(target):  # a damaged copy, which nobody can load: a folder cannot replace one with files
+    if os.path.lexists(target):  # a damaged copy, which nobody can load; a folder cannot be renamed over it
         os.rename(target, _scratch(releases))
     os.rename(scratch, target)
     for folder in (releases, releases.parent, releases.parent.parent):
@@ -139,7 +141,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _clear_leftovers(releases: Path) -> None:
-    """Remove what killed publishers left behind. Only the holder of the lock may: nobody else is at work then."""
+    """Remove what killed publishers left. Only the holder of the lock may: nobody else is at work then."""
     for path in releases.glob(f"{_NEW}*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -154,7 +156,9 @@ def _publisher_lock(path: Path, seconds: float) -> Iterator[None]:
         deadline = time.monotonic() + seconds
         while not _try_lock(fd):
             if time.monotonic() >= deadline:
-                raise ReleaseError("publish", expected=f"no other publisher for {seconds:g} s", found=f"{path} held")
+                raise ReleaseError(
+                    "publish", expected=f"no other publisher for {seconds:g} s", found=f"{path} held"
+                )
             time.sleep(0.02)
         yield
     finally:

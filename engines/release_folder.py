@@ -1,10 +1,10 @@
 """A release folder as the load chain sees it: every file opened once, read once, and hashed as it is read.
 
 Invariants
-- Everything is opened relative to an open folder and never through a link: a name cannot be turned into another
-  place between a check and its use.
-- The bytes handed out are the bytes that were hashed. They lie in private memory (not a mapping of the file), so
-  nobody can change them afterwards.
+- Everything is opened relative to an open folder and never through a link: a name cannot be turned into
+  another place between a check and its use.
+- The bytes handed out are the bytes that were hashed. They lie in private memory (not a mapping of the file),
+  so nobody can change them afterwards.
 - Only regular files; anything else (link, folder, FIFO, device, socket) is refused without being read.
 """
 
@@ -82,14 +82,16 @@ class ReleaseFolder:
                     raise ReleaseError("folder", expected="regular files only", found=found)
                 if not NAME.fullmatch(entry.name):
                     found = f"a file named {shown(entry.name)} (remove it)"
-                    raise ReleaseError("folder", expected="file names of letters, digits and . _ -", found=found)
+                    raise ReleaseError(
+                        "folder", expected="file names of letters, digits and . _ -", found=found
+                    )
                 names.append(entry.name)
                 if len(names) > MAX_FILES:
                     raise ReleaseError("folder", expected=f"at most {MAX_FILES} files", found="more")
         return frozenset(names)
 
     def read(self, name: str, *, size: int | None = None, limit: int | None = None) -> FileBytes:
-        """Read `name` whole: exactly `size` bytes, or at most `limit`. ReleaseError where that does not hold."""
+        """Read `name` whole: exactly `size` bytes, or at most `limit`; ReleaseError if it has others."""
         try:
             # O_NONBLOCK: opening a FIFO must not wait for a writer.
             fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd)
@@ -100,7 +102,9 @@ class ReleaseFolder:
             if not stat.S_ISREG(status.st_mode):
                 raise ReleaseError("files", expected=f"a regular file {name}", found=_kind(status.st_mode))
             if size is not None and status.st_size != size:
-                raise ReleaseError("files", expected=f"{size} bytes in {name}", found=f"{status.st_size} bytes")
+                raise ReleaseError(
+                    "files", expected=f"{size} bytes in {name}", found=f"{status.st_size} bytes"
+                )
             if limit is not None and status.st_size > limit:
                 raise ReleaseError(
                     "files", expected=f"at most {limit} bytes in {name}", found=f"{status.st_size} bytes"
@@ -121,17 +125,21 @@ def shown(value: str, limit: int = 80) -> str:
 def _read_whole(fd: int, name: str, size: int) -> FileBytes:
     room = np.empty(size + _ALIGN, np.uint8)  # one buffer, filled in place
     start = -room.ctypes.data % _ALIGN
-    data = memoryview(room)[start : start + size]
+    data = room.data[start : start + size]
     sha = hashlib.sha256()
     done = 0
     while done < size:
         count = os.readv(fd, [data[done : done + _READ_BYTES]])
         if count == 0:
-            raise ReleaseError("files", expected=f"{size} bytes in {name}", found=f"the end after {done} bytes")
+            raise ReleaseError(
+                "files", expected=f"{size} bytes in {name}", found=f"the end after {done} bytes"
+            )
         sha.update(data[done : done + count])
         done += count
     if os.read(fd, 1):
-        raise ReleaseError("files", expected=f"{size} bytes in {name}", found="a file that grew while it was read")
+        raise ReleaseError(
+            "files", expected=f"{size} bytes in {name}", found="a file that grew while it was read"
+        )
     return FileBytes(data.toreadonly(), sha.hexdigest())
 
 

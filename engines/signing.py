@@ -1,13 +1,14 @@
 """Sign a release with an EC key, and check such a signature: OpenSSF Model Signing bundles, offline.
 
 Invariants
-- The only module that knows the `model-signing` library, whose version is pinned: verification uses its verifier on
-  bytes read once, because its own file check reopens every file by path and trusts the signature's list of exceptions.
+- The only module that knows the `model-signing` library, whose version is pinned: verification uses its
+  verifier on bytes read once, because its own file check reopens every file by path and trusts the
+  signature's list of exceptions.
 - A verified signature names every file of the release but itself, by SHA-256; it can ignore nothing else.
 - There is no weaker form to fall back to: older bundle formats are refused, never accepted with a warning.
 
-`model_signing` is imported inside the functions that need it: it pulls in a third of a second of libraries, which a
-process that only speaks to an engine elsewhere should not pay for.
+`model_signing` is imported inside the functions that need it: it pulls in a third of a second of libraries,
+which a process that only speaks to an engine elsewhere should not pay for.
 """
 
 import hashlib
@@ -67,47 +68,72 @@ class _Statement(msgspec.Struct, frozen=True, rename={"type": "_type", "predicat
 
 
 def generate_signing_key(folder: Path) -> tuple[Path, Path]:
-    """Make a P-256 key pair in `folder`: (release.key with mode 0600, release.pub). Never overwrites a key."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Make a P-256 key pair in `folder`: (release.key with mode 0600, release.pub). Never replaces a key."""
     private, public = folder / PRIVATE_KEY, folder / PUBLIC_KEY
     key = ec.generate_private_key(ec.SECP256R1())
-    _create(private, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    _create(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (private, public):
+            if os.path.lexists(path):
+                raise ReleaseError(
+                    "signing key", expected=f"no {path} yet", found="one (keys are never replaced)"
+                )
+        _create(private, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+        _create(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
+    except OSError as error:
+        raise ReleaseError("signing key", expected=f"to write to {folder}", found=str(error)) from None
     return private, public
 
 
 def sign_release(release_dir: Path, private_key: Path) -> Path:
     """Write model.sig over every file of `release_dir` (an older one is replaced); its path.
 
-    Refuses what the load chain would refuse later: links, subfolders, files that engine.json does not name or names
-    with other digests. ReleaseError names the file.
+    Refuses what the load chain would refuse later: links, subfolders, files that engine.json does not name or
+    names with other digests. ReleaseError names the file.
     """
-    from model_signing import hashing, signing
+    expected = _described_digests(release_dir)
+    bundle = _signed_bundle(release_dir, private_key)
+    for name, digest in _statement(_parse_bundle(bundle).dsse_envelope.payload).items():
+        if digest != expected.get(name):
+            raise ReleaseError("digest", expected=f"SHA-256 {expected.get(name)} of {name}", found=digest)
+    target = release_dir / SIGNATURE
+    scratch = target.with_name(f"{SIGNATURE}.{secrets.token_hex(8)}")
+    try:
+        _create(scratch, bundle, 0o644)
+        os.replace(scratch, target)
+    except OSError as error:
+        raise ReleaseError("signature", expected=f"to write {target}", found=str(error)) from None
+    return target
 
+
+def _described_digests(release_dir: Path) -> dict[str, str]:
+    """What engine.json says of every file, and its own digest; the folder must hold exactly these files."""
     with ReleaseFolder.open(release_dir) as folder:
         names = folder.files() - {SIGNATURE}
         if MANIFEST not in names:
             raise ReleaseError("manifest", expected=f"{MANIFEST} in {release_dir}", found="no such file")
-        manifest_file = folder.read(MANIFEST, limit=MAX_MANIFEST_BYTES)
-    expected = {MANIFEST: manifest_file.sha256}
-    expected |= {name: entry.sha256 for name, entry in parse_manifest(bytes(manifest_file.data)).files.items()}
-    check_names(names - {MANIFEST}, expected.keys() - {MANIFEST}, by=MANIFEST)
+        own = folder.read(MANIFEST, limit=MAX_MANIFEST_BYTES)
+    files = parse_manifest(bytes(own.data)).files
+    check_names(names - {MANIFEST}, files, by=MANIFEST)
+    return {name: entry.sha256 for name, entry in files.items()} | {MANIFEST: own.sha256}
 
-    ignored = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+
+def _signed_bundle(release_dir: Path, private_key: Path) -> bytes:
+    import model_signing
+
+    library: Any = model_signing  # its constructors carry no annotations
+    hashed = library.hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
     with tempfile.TemporaryDirectory() as scratch:
         written = Path(scratch) / SIGNATURE
         try:
-            config = signing.Config().use_elliptic_key_signer(private_key=private_key)
-            config.set_hashing_config(ignored).sign(release_dir, written)
+            signer = library.signing.Config().use_elliptic_key_signer(private_key=private_key)
         except (OSError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
             found = f"{private_key}: {shown(str(error))}"
-            raise ReleaseError("signing key", expected="an unencrypted EC private key in PEM", found=found) from None
-        bundle = written.read_bytes()
-    signed = _statement(_parse_bundle(bundle).dsse_envelope.payload)
-    for name, digest in signed.items():
-        if digest != expected.get(name):
-            raise ReleaseError("digest", expected=f"SHA-256 {expected.get(name)} of {name}", found=digest)
-    return _replace(release_dir / SIGNATURE, bundle)
+            raise ReleaseError(
+                "signing key", expected="an unencrypted EC private key in PEM", found=found
+            ) from None
+        signer.set_hashing_config(hashed).sign(release_dir, written)
+        return written.read_bytes()
 
 
 def verify_signature(bundle: bytes, keys: Iterable[Path]) -> Mapping[str, str]:
@@ -129,7 +155,9 @@ def verify_signature(bundle: bytes, keys: Iterable[Path]) -> Mapping[str, str]:
         sign_ec_key.Verifier(trusted[hint]).verify(sign_sigstore_pb.Signature(parsed))
     except (InvalidSignature, ValueError, KeyError, TypeError) as error:
         found = shown(str(error)) if str(error) else "one that does not belong to its content"
-        raise ReleaseError("signature", expected=f"a valid signature by key {hint[:16]}", found=found) from None
+        raise ReleaseError(
+            "signature", expected=f"a valid signature by key {hint[:16]}", found=found
+        ) from None
     return _statement(parsed.dsse_envelope.payload)
 
 
@@ -152,14 +180,16 @@ def _fingerprints(keys: Iterable[Path]) -> dict[str, Path]:
             found = f"{path}: {error.strerror if isinstance(error, OSError) else 'something else'}"
             raise ReleaseError("trust", expected="a public key in PEM", found=found) from None
         if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _CURVES:
-            raise ReleaseError("trust", expected="an EC key on P-256, P-384 or P-521", found=f"{path}: another kind")
+            raise ReleaseError(
+                "trust", expected="an EC key on P-256, P-384 or P-521", found=f"{path}: another kind"
+            )
         pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         trusted[hashlib.sha256(pem).hexdigest()] = path
     return trusted
 
 
 def _parse_bundle(data: bytes) -> Any:
-    """The Sigstore bundle in `data`, in the one form we take: a key's hint, one signature, a DSSE envelope."""
+    """The Sigstore bundle in `data`, in the one form we take: key hint, one signature, DSSE envelope."""
     from sigstore_models.bundle.v1 import Bundle
 
     try:
@@ -168,7 +198,9 @@ def _parse_bundle(data: bytes) -> Any:
         raise ReleaseError("signature", expected="a Sigstore bundle", found="bytes that are none") from None
     key = bundle.verification_material.public_key
     if key is None or not key.hint:
-        raise ReleaseError("signature", expected="a bundle that names its key", found="another or an older form")
+        raise ReleaseError(
+            "signature", expected="a bundle that names its key", found="another or an older form"
+        )
     if bundle.dsse_envelope is None or len(bundle.dsse_envelope.signatures) != 1:
         raise ReleaseError("signature", expected="a DSSE envelope with one signature", found="another form")
     return bundle
@@ -179,7 +211,9 @@ def _statement(payload: bytes) -> dict[str, str]:
     try:
         predicate = msgspec.json.decode(payload, type=_Statement).predicate
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ReleaseError("signature", expected="a model signature v1.0 by files", found=str(error)) from None
+        raise ReleaseError(
+            "signature", expected="a model signature v1.0 by files", found=str(error)
+        ) from None
     ignored = set(predicate.serialization.ignore_paths) - {SIGNATURE}
     if ignored:
         raise ReleaseError(
@@ -192,19 +226,8 @@ def _statement(payload: bytes) -> dict[str, str]:
 
 
 def _create(path: Path, data: bytes, mode: int) -> None:
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    except FileExistsError:
-        raise ReleaseError("signing key", expected=f"no {path} yet", found="one (keys are never replaced)") from None
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with open(fd, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _replace(path: Path, data: bytes) -> Path:
-    """Put `data` at `path` whole or not at all."""
-    scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    _create(scratch, data, 0o644)
-    os.replace(scratch, path)
-    return path

@@ -1,16 +1,18 @@
 """Fixtures: tiny signed releases (a few small files and a valid engine.json; no model behind them)."""
 
 import hashlib
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import pytest
 
 from engines.contract import Geometry
-from engines.manifest import EngineManifest, FileEntry, Golden, encode_manifest
+from engines.manifest import EngineManifest, FileEntry, Golden, encode_manifest, parse_manifest
 from engines.signing import generate_signing_key, sign_release
 from engines.trust import TrustSettings
 
@@ -62,6 +64,29 @@ def tiny_manifest(files: dict[str, bytes], **changes: Any) -> EngineManifest:
     return msgspec.structs.replace(manifest, **changes)
 
 
+Resign = Callable[..., Path]
+
+
+@pytest.fixture
+def resign(tmp_path: Path, keys: Keys) -> Resign:
+    """resign(release folder, *, replace={name: bytes}, **manifest fields) → an altered, signed copy."""
+
+    def alter(folder: Path, *, replace: Mapping[str, bytes] = MappingProxyType({}), **changes: Any) -> Path:
+        copy = tmp_path / "altered"
+        shutil.copytree(folder, copy)
+        manifest = parse_manifest((copy / "engine.json").read_bytes())
+        files = dict(manifest.files)
+        for name, data in replace.items():
+            (copy / name).write_bytes(data)
+            files[name] = FileEntry(hashlib.sha256(data).hexdigest(), len(data))
+        manifest = msgspec.structs.replace(manifest, files=files, **changes)
+        (copy / "engine.json").write_bytes(encode_manifest(manifest))
+        sign_release(copy, keys.private)
+        return copy
+
+    return alter
+
+
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     return Keys(*generate_signing_key(tmp_path_factory.mktemp("keys")))
@@ -72,7 +97,7 @@ def other_keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     return Keys(*generate_signing_key(tmp_path_factory.mktemp("other-keys")))
 
 
-@pytest.fixture()
+@pytest.fixture
 def write_release(tmp_path: Path, keys: Keys) -> Callable[..., Path]:
     """write_release(name="release", *, files=…, sign=True, key=…, **manifest fields) → its folder."""
 

@@ -1,4 +1,4 @@
-"""The load chain: what it hands out, and that each link refuses with one line that says expected and found."""
+"""The load chain: what it hands out, and that each link refuses with one line: expected and found."""
 
 import base64
 import hashlib
@@ -33,7 +33,8 @@ def refusal(call: Callable[[], object]) -> ReleaseError:
     error = caught.value
     assert "\n" not in str(error)
     assert str(error) == f"{error.step}: expected {error.expected}, found {error.found}"
-    assert error.expected and error.found
+    assert error.expected
+    assert error.found
     return error
 
 
@@ -44,7 +45,7 @@ def publish_by_hand(release: Path, version: Path) -> str:
     return digest
 
 
-@pytest.fixture()
+@pytest.fixture
 def version(tmp_path: Path, write_release: WriteRelease) -> Path:
     """A version folder that serves a tiny release."""
     folder = tmp_path / "repo" / "tiny" / "1"
@@ -52,12 +53,12 @@ def version(tmp_path: Path, write_release: WriteRelease) -> Path:
     return folder
 
 
-@pytest.fixture()
+@pytest.fixture
 def load(version: Path, keys: Keys) -> Callable[[], object]:
     return lambda: load_release(version, model="tiny", trust=keys.trust)
 
 
-@pytest.fixture()
+@pytest.fixture
 def served(version: Path) -> Path:
     return version / "releases" / (version / "current").read_text().strip()
 
@@ -90,7 +91,8 @@ def test_a_hard_link_is_a_regular_file(served: Path, load: Callable[[], object])
     assert load() is not None
 
 
-# --- trust -----------------------------------------------------------------------------------------------------
+# --- trust
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_without_keys_everything_is_refused(version: Path) -> None:
@@ -109,12 +111,15 @@ def test_a_key_file_that_is_none_is_refused(version: Path, tmp_path: Path, keys:
     junk = tmp_path / "junk.pub"
     junk.write_bytes(b"\x89PNG\r\n")
     for path in (junk, tmp_path / "missing.pub", keys.private):
-        error = refusal(lambda path=path: load_release(version, model="tiny", trust=TrustSettings(keys=(path,))))
+        error = refusal(
+            lambda path=path: load_release(version, model="tiny", trust=TrustSettings(keys=(path,)))
+        )
         assert error.step == "trust"
         assert str(path) in error.found
 
 
-# --- current ---------------------------------------------------------------------------------------------------
+# --- current
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -175,7 +180,8 @@ def test_current_that_names_no_release_is_refused(version: Path, load: Callable[
     assert refusal(load).step == "folder"
 
 
-# --- folder ----------------------------------------------------------------------------------------------------
+# --- folder
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_the_release_folder_or_releases_as_symlink_is_refused(
@@ -197,7 +203,9 @@ def test_a_missing_version_folder_is_refused(tmp_path: Path, keys: Keys) -> None
         assert error.step == "folder"
 
 
-@pytest.mark.parametrize("name", ["extra.bin", ".gitignore", ".gitattributes", "new\nline", "ü", "model.sig.bak"])
+@pytest.mark.parametrize(
+    "name", ["extra.bin", ".gitignore", ".gitattributes", "new\nline", "ü", "model.sig.bak"]
+)
 def test_an_extra_file_is_refused(served: Path, load: Callable[[], object], name: str) -> None:
     (served / name).write_text("*")
     error = refusal(load)
@@ -206,7 +214,9 @@ def test_an_extra_file_is_refused(served: Path, load: Callable[[], object], name
 
 
 @pytest.mark.parametrize("name", ["sub", ".git", ".github"])
-def test_a_subfolder_is_refused_even_an_empty_one(served: Path, load: Callable[[], object], name: str) -> None:
+def test_a_subfolder_is_refused_even_an_empty_one(
+    served: Path, load: Callable[[], object], name: str
+) -> None:
     (served / name).mkdir()
     error = refusal(load)
     assert error.step == "folder"
@@ -238,7 +248,8 @@ def test_only_regular_files_are_read(
     assert kind in error.found.lower()
 
 
-# --- signature -------------------------------------------------------------------------------------------------
+# --- signature
+# -------------------------------------------------------------------------------------------------
 
 
 def test_an_unsigned_release_says_how_to_sign(served: Path, load: Callable[[], object]) -> None:
@@ -250,9 +261,20 @@ def test_an_unsigned_release_says_how_to_sign(served: Path, load: Callable[[], o
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\x89PNG\r\n\x1a\n" + bytes(64), b"{}", b"[]", b"null", b"[" * 100_000, b"\xff" * 100, b"1" * 5000],
+    [
+        b"",
+        b"\x89PNG\r\n\x1a\n" + bytes(64),
+        b"{}",
+        b"[]",
+        b"null",
+        b"[" * 100_000,
+        b"\xff" * 100,
+        b"1" * 5000,
+    ],
 )
-def test_a_signature_that_is_none_is_refused(served: Path, load: Callable[[], object], content: bytes) -> None:
+def test_a_signature_that_is_none_is_refused(
+    served: Path, load: Callable[[], object], content: bytes
+) -> None:
     (served / "model.sig").write_bytes(content)
     assert refusal(load).step == "signature"
 
@@ -320,7 +342,10 @@ def _unknown_field(bundle: dict[str, Any]) -> None:
 
 def _message_signature(bundle: dict[str, Any]) -> None:
     del bundle["dsseEnvelope"]
-    bundle["messageSignature"] = {"messageDigest": {"algorithm": "SHA2_256", "digest": "AA=="}, "signature": "AA=="}
+    bundle["messageSignature"] = {
+        "messageDigest": {"algorithm": "SHA2_256", "digest": "AA=="},
+        "signature": "AA==",
+    }
 
 
 @pytest.mark.parametrize(
@@ -375,7 +400,9 @@ JSON = st.recursive(
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_a_bundle_with_any_part_replaced_is_refused(data: st.DataObject, keys: Keys, bundle: dict[str, Any]) -> None:
+def test_a_bundle_with_any_part_replaced_is_refused(
+    data: st.DataObject, keys: Keys, bundle: dict[str, Any]
+) -> None:
     from engines.signing import verify_signature
 
     altered = json.loads(json.dumps(bundle))
@@ -410,7 +437,8 @@ def _paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path for step, part in steps for path in [(*prefix, step), *_paths(part, (*prefix, step))]]
 
 
-# --- bytes -----------------------------------------------------------------------------------------------------
+# --- bytes
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*TINY_FILES, "engine.json"])
@@ -428,7 +456,9 @@ def test_one_altered_byte_is_refused(served: Path, load: Callable[[], object], n
 
 @pytest.mark.parametrize("name", [*TINY_FILES, "engine.json"])
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n" + bytes(32)], ids=["empty", "png"])
-def test_other_content_is_refused(served: Path, load: Callable[[], object], name: str, content: bytes) -> None:
+def test_other_content_is_refused(
+    served: Path, load: Callable[[], object], name: str, content: bytes
+) -> None:
     (served / name).write_bytes(content)
     assert name in refusal(load).expected
 
@@ -457,7 +487,8 @@ def test_a_sparse_file_of_another_size_is_not_read(served: Path, load: Callable[
     assert error.found == f"{1 << 42} bytes"
 
 
-# --- what the release says about itself --------------------------------------------------------------------------
+# --- what the release says about itself
+# --------------------------------------------------------------------------
 
 
 def test_a_release_in_a_folder_of_another_name_is_refused(
@@ -506,14 +537,17 @@ def test_a_tokenizer_that_the_kv_was_not_made_for_is_refused(write_release: Writ
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.onnx"])
-def test_a_release_without_a_needed_file_is_refused(write_release: WriteRelease, keys: Keys, name: str) -> None:
+def test_a_release_without_a_needed_file_is_refused(
+    write_release: WriteRelease, keys: Keys, name: str
+) -> None:
     folder = write_release(files={file: data for file, data in TINY_FILES.items() if file != name})
     error = refusal(lambda: load_release_dir(folder, trust=keys.trust))
     assert error.step == "manifest"
     assert name in error.expected
 
 
-# --- engine.json ---------------------------------------------------------------------------------------------------
+# --- engine.json
+# ---------------------------------------------------------------------------------------------------
 
 MANIFEST: dict[str, Any] = json.loads(encode_manifest(tiny_manifest(TINY_FILES)))
 
@@ -569,9 +603,8 @@ def test_a_manifest_with_any_part_replaced_parses_or_is_refused(data: st.DataObj
     raw = json.dumps(altered).encode()
     try:
         manifest = parse_manifest(raw)
-    except ReleaseError as error:
-        assert error.step == "manifest"
-        assert "\n" not in str(error)
+    except ReleaseError:
+        assert refusal(lambda: parse_manifest(raw)).step == "manifest"
     else:
         assert parse_manifest(encode_manifest(manifest)) == manifest
 
@@ -582,12 +615,15 @@ def test_arbitrary_bytes_are_no_manifest(junk: bytes) -> None:
     assert refusal(lambda: parse_manifest(junk)).step == "manifest"
 
 
-@pytest.mark.parametrize("raw", [b"[" * 100_000, b'{"model":' * 50_000, b'{"format": "\xff"}', b"\xef\xbb\xbf{}"])
+@pytest.mark.parametrize(
+    "raw", [b"[" * 100_000, b'{"model":' * 50_000, b'{"format": "\xff"}', b"\xef\xbb\xbf{}"]
+)
 def test_hostile_json_is_no_manifest(raw: bytes) -> None:
     assert refusal(lambda: parse_manifest(raw)).step == "manifest"
 
 
-# --- the bytes loaded are the bytes verified -----------------------------------------------------------------------
+# --- the bytes loaded are the bytes verified
+# -----------------------------------------------------------------------
 
 
 def test_a_file_replaced_after_loading_changes_nothing(version: Path, served: Path, keys: Keys) -> None:
@@ -602,7 +638,7 @@ def test_a_file_replaced_after_loading_changes_nothing(version: Path, served: Pa
 def test_a_file_replaced_between_check_and_use_is_caught(
     served: Path, load: Callable[[], object], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attacker strikes after the listing was checked and the signature verified, just before the file is opened."""
+    """The attacker strikes after listing and signature were checked, just before the file is opened."""
     target, evil = served / "model.onnx.data", served.parent / "evil"
     evil.write_bytes(b"x" * len(TINY_FILES["model.onnx.data"]))
     require_memory = loading.require_memory
@@ -657,7 +693,8 @@ def test_a_file_that_flips_all_the_time_loads_right_or_not_at_all(
     assert "digest" in outcomes
 
 
-# --- nothing is left behind ----------------------------------------------------------------------------------------
+# --- nothing is left behind
+# ----------------------------------------------------------------------------------------
 
 
 def _resident_bytes() -> int:
@@ -680,7 +717,9 @@ def test_fifty_failed_loads_leak_neither_files_nor_memory(write_release: WriteRe
     assert _resident_bytes() - memory < 40 << 20  # 50 leaked ones would be 800 MB
 
 
-def test_a_refusal_that_somebody_keeps_does_not_keep_the_bytes(write_release: WriteRelease, keys: Keys) -> None:
+def test_a_refusal_that_somebody_keeps_does_not_keep_the_bytes(
+    write_release: WriteRelease, keys: Keys
+) -> None:
     folder = write_release(files=TINY_FILES | {"zz.data": bytes(64 << 20)})
     (folder / "zz.data").write_bytes(b"\1" + bytes((64 << 20) - 1))
     memory = _resident_bytes()

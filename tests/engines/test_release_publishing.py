@@ -1,0 +1,297 @@
+"""Publishing: the old release or the new one, whoever is killed when, and however many publish at once."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engines.errors import ReleaseError
+from engines.loading import current_digest, load_release
+from engines.publishing import publish_release
+from engines.signing import sign_release
+from engines.trust import TrustSettings
+from tests.engines.conftest import TINY_FILES, Keys
+
+WriteRelease = Callable[..., Path]
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    return tmp_path / "repo" / "tiny" / "1"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def leftovers(version: Path) -> list[str]:
+    return [path.name for path in version.rglob(".new-*")]
+
+
+def test_a_published_release_serves(version: Path, write_release: WriteRelease, keys: Keys) -> None:
+    folder = write_release()
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    assert current_digest(version) == digest
+    assert (version / "current").read_text() == digest + "\n"
+    assert load_release(version, model="tiny", trust=keys.trust).digest == digest
+    assert contents(version / "releases" / digest) == contents(folder)
+    assert leftovers(version) == []
+
+
+def test_publishing_again_changes_nothing(version: Path, write_release: WriteRelease, keys: Keys) -> None:
+    folder = write_release()
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    target = version / "releases" / digest
+    before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in target.iterdir()}
+    assert publish_release(folder, version, model="tiny", trust=keys.trust) == digest
+    assert {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in target.iterdir()} == before
+
+
+def test_a_second_release_takes_over_and_the_first_stays_for_a_roll_back(
+    version: Path, write_release: WriteRelease, keys: Keys
+) -> None:
+    old, new = write_release("old", release=1), write_release("new", release=2)
+    first = publish_release(old, version, model="tiny", trust=keys.trust)
+    second = publish_release(new, version, model="tiny", trust=keys.trust)
+    assert current_digest(version) == second != first
+    assert publish_release(old, version, model="tiny", trust=keys.trust) == first
+    assert load_release(version, model="tiny", trust=keys.trust).manifest.release == 1
+
+
+def test_what_the_chain_refuses_is_not_published(
+    version: Path, write_release: WriteRelease, keys: Keys
+) -> None:
+    good, bad = write_release("good"), write_release("bad", release=9)
+    digest = publish_release(good, version, model="tiny", trust=keys.trust)
+    (bad / "model.onnx").write_bytes(TINY_FILES["model.onnx"][::-1])
+    with pytest.raises(ReleaseError, match="digest"):
+        publish_release(bad, version, model="tiny", trust=keys.trust)
+    with pytest.raises(ReleaseError, match="model"):
+        publish_release(good, version, model="other", trust=keys.trust)
+    with pytest.raises(ReleaseError, match="min_release"):
+        publish_release(
+            good, version, model="tiny", trust=TrustSettings(keys=(keys.public,), min_release={"tiny": 4})
+        )
+    assert current_digest(version) == digest
+    assert sorted(path.name for path in (version / "releases").iterdir()) == [".lock", digest]
+
+
+@pytest.mark.parametrize("damage", ["altered", "missing", "extra", "empty", "symlink"])
+def test_publishing_again_repairs_a_damaged_copy(
+    version: Path, write_release: WriteRelease, keys: Keys, damage: str, tmp_path: Path
+) -> None:
+    folder = write_release()
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    target = version / "releases" / digest
+    weights = target / "model.onnx.data"
+    weights.chmod(0o644)
+    if damage == "altered":
+        weights.write_bytes(b"x" * weights.stat().st_size)
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "extra":
+        (target / "extra").write_text("x")
+    elif damage == "empty":
+        shutil.rmtree(target)
+        target.mkdir()
+    else:
+        target.symlink_to(target.rename(tmp_path / "moved"))
+    with pytest.raises(ReleaseError):
+        load_release(version, model="tiny", trust=keys.trust)
+    assert publish_release(folder, version, model="tiny", trust=keys.trust) == digest
+    assert load_release(version, model="tiny", trust=keys.trust).digest == digest
+    assert leftovers(version) == []
+
+
+def test_a_new_signature_over_the_same_bytes_replaces_only_the_signature(
+    version: Path, write_release: WriteRelease, keys: Keys, other_keys: Keys
+) -> None:
+    folder = write_release()
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    target = version / "releases" / digest
+    inodes = {path.name: path.stat().st_ino for path in target.iterdir()}
+    sign_release(folder, other_keys.private)
+    assert publish_release(folder, version, model="tiny", trust=other_keys.trust) == digest
+    assert load_release(version, model="tiny", trust=other_keys.trust).digest == digest
+    changed = {path.name for path in target.iterdir() if inodes[path.name] != path.stat().st_ino}
+    assert changed == {"model.sig"}
+
+
+def test_a_place_that_cannot_be_written_says_so(
+    tmp_path: Path, write_release: WriteRelease, keys: Keys
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReleaseError) as caught:
+        publish_release(write_release(), tmp_path / "file" / "1", model="tiny", trust=keys.trust)
+    assert caught.value.step == "publish"
+    assert "Not a directory" in caught.value.found
+
+
+def test_a_busy_publisher_is_waited_for_only_so_long(
+    version: Path, write_release: WriteRelease, keys: Keys
+) -> None:
+    import fcntl
+
+    folder = write_release()
+    publish_release(folder, version, model="tiny", trust=keys.trust)
+    with (version / "releases" / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ReleaseError, match="no other publisher"):
+            publish_release(folder, version, model="tiny", trust=keys.trust, lock_seconds=0.05)
+    publish_release(folder, version, model="tiny", trust=keys.trust)
+
+
+def test_many_publishers_at_once_leave_one_whole_release(
+    version: Path, write_release: WriteRelease, keys: Keys
+) -> None:
+    folders = [write_release(f"r{number}", release=number) for number in range(4)]
+    digests = set()
+    failures: list[BaseException] = []
+    publish_release(folders[0], version, model="tiny", trust=keys.trust)
+    stop = threading.Event()
+    seen = set()
+
+    def publish(folder: Path) -> None:
+        try:
+            for _ in range(4):
+                digests.add(publish_release(folder, version, model="tiny", trust=keys.trust))
+        except BaseException as error:
+            failures.append(error)
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                seen.add(load_release(version, model="tiny", trust=keys.trust).digest)
+        except BaseException as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    publishers = [threading.Thread(target=publish, args=(folder,)) for folder in folders for _ in range(2)]
+    for thread in (reader, *publishers):
+        thread.start()
+    for thread in publishers:
+        thread.join()
+    stop.set()
+    reader.join()
+    assert failures == []
+    assert seen <= digests
+    assert len(digests) == 4
+    assert load_release(version, model="tiny", trust=keys.trust).digest in digests
+    assert leftovers(version) == []
+
+
+# One process that forks a publisher per kill point: the child counts the calls that change the disk and kills
+# itself with SIGKILL at the given one, before it or after it.
+KILLER = textwrap.dedent(
+    """
+    import os, pathlib, shutil, signal, sys
+    from engines.publishing import publish_release
+    from engines.signing import verify_signature
+    from engines.trust import TrustSettings
+    import model_signing  # before the forks: once is enough
+
+    start, new, work, key = map(pathlib.Path, sys.argv[1:5])
+    trust = TrustSettings(keys=(key,))
+    CALLS = ("mkdir", "open", "write", "fsync", "rename", "replace", "unlink", "rmdir")
+
+    def die(at, after):
+        count = 0
+        def wrap(name):
+            real = getattr(os, name)
+            def call(*args, **kwargs):
+                nonlocal count
+                if name == "open" and not args[1] & os.O_CREAT:
+                    return real(*args, **kwargs)
+                count += 1
+                if count == at and not after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                try:
+                    return real(*args, **kwargs)
+                finally:
+                    if count == at:
+                        os.kill(os.getpid(), signal.SIGKILL)
+            setattr(os, name, call)
+        for name in CALLS:
+            wrap(name)
+
+    at, done = 0, False
+    while not done:
+        at += 1
+        for after in (False, True):
+            place = work / f"{at}-{'after' if after else 'before'}"
+            shutil.copytree(start, place)
+            child = os.fork()
+            if child == 0:
+                die(at, after)
+                publish_release(new, place, model="tiny", trust=trust)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            if not os.WIFSIGNALED(status):
+                assert os.WEXITSTATUS(status) == 0, status
+                done = True
+    """
+)
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["new", "repair"])
+def test_a_publisher_killed_at_any_step_leaves_the_old_or_the_new(
+    version: Path, tmp_path: Path, write_release: WriteRelease, keys: Keys, damaged: bool
+) -> None:
+    old, new = write_release("old", release=1), write_release("new", release=2)
+    expected = {publish_release(old, version, model="tiny", trust=keys.trust)}
+    scratch = tmp_path / "scratch" / "1"
+    digest = publish_release(new, scratch, model="tiny", trust=keys.trust)
+    expected.add(digest)
+    if damaged:  # a broken copy of the new release lies there already, not serving
+        (version / "releases" / digest).mkdir()
+        (version / "releases" / digest / "engine.json").write_text("{}")
+    work = tmp_path / "killed"
+    work.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", KILLER, *map(str, (version, new, work, keys.public))],
+        check=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+    )
+    seen = set()
+    places = sorted(work.iterdir())
+    for place in places:
+        seen.add(load_release(place, model="tiny", trust=keys.trust).digest)
+        # and the next publisher finds nothing in its way, and clears what the killed one left
+        assert publish_release(new, place, model="tiny", trust=keys.trust) == digest
+        assert load_release(place, model="tiny", trust=keys.trust).digest == digest
+        assert leftovers(place) == []
+    assert seen == expected
+    assert len(places) > 2 * 15
+
+
+def test_leftovers_of_a_killed_publisher_do_not_reach_outside(
+    version: Path, tmp_path: Path, write_release: WriteRelease, keys: Keys
+) -> None:
+    folder = write_release()
+    publish_release(folder, version, model="tiny", trust=keys.trust)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    (version / "releases" / ".new-link").symlink_to(precious)
+    publish_release(folder, version, model="tiny", trust=keys.trust)
+    assert (precious / "file").read_text() == "x"
+    assert leftovers(version) == []
+
+
+def test_a_reader_in_the_same_folder_keeps_its_bytes_while_another_release_takes_over(
+    version: Path, write_release: WriteRelease, keys: Keys
+) -> None:
+    old, new = write_release("old", release=1), write_release("new", release=2)
+    publish_release(old, version, model="tiny", trust=keys.trust)
+    release = load_release(version, model="tiny", trust=keys.trust)
+    publish_release(new, version, model="tiny", trust=keys.trust)
+    shutil.rmtree(version / "releases" / release.digest)
+    assert bytes(release.files["model.onnx.data"]) == TINY_FILES["model.onnx.data"]
+    assert os.path.basename(release.path) == release.digest
