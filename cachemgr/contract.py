@@ -1,11 +1,12 @@
 """What the cache manager promises: names for blocks, leases on them, and the tiers behind them.
 
-The read path: `hashes` names the blocks of a prompt → `lookup` counts the longest known run → `acquire` pins it as a
-`Lease` → `restore` copies each block to private memory, checks identity and tag, hands it to the engine → `release`.
-The write path: `prepare` reserves a slot → the engine writes the payload into it → `commit` makes it visible.
+The read path: `hashes` names the blocks of a prompt → `lookup` counts the longest known run → `acquire`
+pins it as a `Lease` → `restore` copies each block to private memory, checks identity and tag, hands it to
+the engine → `release`. The write path: `prepare` reserves a slot → the engine writes the payload into it →
+`commit` makes it visible.
 
-Failure law: trouble in here is a miss and a counter, never an exception on the request path and never wrong bytes.
-Only misuse (our own bug) raises.
+Failure law: trouble in here is a miss and a counter, never an exception on the request path and never wrong
+bytes. Only misuse (our own bug) raises.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 BlockHash = NewType("BlockHash", bytes)
-"""16 bytes: BLAKE2b-128 of the chain up to and including the block (DESIGN: block hash)."""
+"""16 bytes: BLAKE2b-128 of the chain up to and including the block (see block_hash.py)."""
+
+ELEMENT_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Element types a block may hold; numpy itself knows no bfloat16, so sizes are stated here."""
 
 Sink = Callable[[range, Sequence[npt.NDArray[np.uint8]]], None]
 """Takes checked payloads of consecutive blocks; the buffers are only valid during the call."""
@@ -36,7 +40,9 @@ class BlockFormat:
     @property
     def payload_nbytes(self) -> int:
         """Bytes of one payload, [layers][k|v][head][token][dim]."""
-        return self.layers * 2 * self.kv_heads * self.block_tokens * self.head_dim * np.dtype(self.dtype).itemsize
+        return (
+            self.layers * 2 * self.kv_heads * self.block_tokens * self.head_dim * ELEMENT_NBYTES[self.dtype]
+        )
 
 
 class Lease(Protocol):
@@ -88,10 +94,8 @@ class PrefixCache(Protocol):
         """
         ...
 
-    def prepare(
-        self, hashes: Sequence[BlockHash], index: int, *, namespace: str = ""
-    ) -> PendingBlock | None:
-        """Reserve a slot for block `index` of the chain; None if it exists already or nothing can be evicted."""
+    def prepare(self, hashes: Sequence[BlockHash], index: int, *, namespace: str = "") -> PendingBlock | None:
+        """Reserve a slot for block `index` of the chain; None if it exists or nothing can be evicted."""
         ...
 
     def commit(self, pending: PendingBlock) -> None:
@@ -112,7 +116,10 @@ class PrefixCache(Protocol):
 
 
 class RemoteTier(Protocol):
-    """A tier beyond this process's memory (peers, Redis, LMDB). Owned by the IO loop; every call has a deadline."""
+    """A tier beyond this process's memory (peers, Redis, LMDB).
+
+    Owned by the IO loop; every call has a deadline.
+    """
 
     name: str
 

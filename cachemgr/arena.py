@@ -1,0 +1,148 @@
+"""One arena: a shared-memory file of fixed, 128-aligned slots that outlives the process writing it.
+
+There is one writer, which holds an exclusive flock for life; whoever gets the lock next finds the slots as
+they were. A slot is published by writing its header's magic last and invalidated by erasing the magic
+first, so a writer killed at any moment leaves a slot that is whole, empty, or refused by its tag.
+
+Invariants: slot i starts at i × slot_nbytes, a multiple of 128; every byte of the file is backed by memory
+(posix_fallocate), because a write into an unbacked page of a full tmpfs kills the process.
+
+Threads: slots are disjoint; the cache sees to it that one slot has one writer.
+"""
+
+import fcntl
+import mmap
+import os
+import stat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cachemgr.contract import BlockFormat
+from cachemgr.shard import HEADER_DTYPE, HEADER_NBYTES, MAGIC, MAGIC_OFFSET, slot_nbytes
+
+_MAGIC_END = MAGIC_OFFSET + len(MAGIC)
+_OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Arena:
+    """An open, locked, mapped arena file. Slots are numbered `first_slot` … `first_slot + slots − 1`."""
+
+    def __init__(self, fd: int, *, path: str, block_format: BlockFormat, first_slot: int) -> None:
+        self.path = path
+        self.payload_nbytes = block_format.payload_nbytes
+        self.slot_nbytes = slot_nbytes(self.payload_nbytes)
+        self.slots = range(first_slot, first_slot + os.fstat(fd).st_size // self.slot_nbytes)
+        self._fd = fd
+        self._mapped = len(self.slots) * self.slot_nbytes
+        self._map = mmap.mmap(fd, self._mapped)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._whole = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file that hold slots."""
+        return self._mapped
+
+    def payload(self, slot: int) -> npt.NDArray[np.uint8]:
+        """Writable view of a slot's payload."""
+        start = self._start(slot) + HEADER_NBYTES
+        return self._bytes[start : start + self.payload_nbytes]
+
+    def header(self, slot: int) -> bytes:
+        """A private copy of a slot's header."""
+        start = self._start(slot)
+        return self._bytes[start : start + HEADER_NBYTES].tobytes()
+
+    def headers(self) -> npt.NDArray[Any]:
+        """A private copy of every header, HEADER_DTYPE [slots]."""
+        strides = (self.slot_nbytes,)
+        return np.ndarray(len(self.slots), HEADER_DTYPE, self._map, strides=strides).copy()
+
+    def invalidate(self, slot: int) -> None:
+        """Unpublish a slot: nobody takes it for a shard any more."""
+        if self.whole():
+            start = self._start(slot)
+            self._bytes[start + MAGIC_OFFSET : start + _MAGIC_END] = 0
+
+    def publish(self, slot: int, header: bytes) -> None:
+        """Write the header behind a written payload, its magic last (x86 keeps the order of stores)."""
+        start = self._start(slot)
+        source = np.frombuffer(header, np.uint8)
+        self._bytes[start : start + MAGIC_OFFSET] = source[:MAGIC_OFFSET]
+        self._bytes[start + _MAGIC_END : start + HEADER_NBYTES] = source[_MAGIC_END:]
+        self._bytes[start + HEADER_NBYTES + self.payload_nbytes : start + self.slot_nbytes] = 0
+        self._bytes[start + MAGIC_OFFSET : start + _MAGIC_END] = source[MAGIC_OFFSET:_MAGIC_END]
+
+    def whole(self) -> bool:
+        """False once somebody truncated the file: touching the lost part would be a SIGBUS.
+
+        Asked before each use.
+        """
+        self._whole = self._whole and os.fstat(self._fd).st_size >= self._mapped
+        return self._whole
+
+    def close(self) -> None:
+        """Unmap and unlock; the file stays. Views still held keep the mapping, not the lock. Idempotent."""
+        if self._fd < 0:
+            return
+        fcntl.flock(
+            self._fd, fcntl.LOCK_UN
+        )  # mmap keeps a duplicate of the descriptor: closing ours would not unlock
+        self._bytes = np.zeros(0, np.uint8)
+        try:
+            self._map.close()
+        except BufferError:
+            self._whole = False  # a reservation outlives the cache; its view unmaps when it goes
+        os.close(self._fd)
+        self._fd = -1
+
+    def _start(self, slot: int) -> int:
+        return (slot - self.slots.start) * self.slot_nbytes
+
+
+def open_locked(path: str) -> int | None:
+    """Open and lock an arena file of this user; None if it is locked by another process or gone.
+
+    OSError if it cannot be an arena: a symbolic link, not a regular file, of another owner, a mode other
+    than 0600, or known under a second name.
+    """
+    try:
+        fd = os.open(path, _OPEN_FLAGS)
+    except FileNotFoundError:
+        return None
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+            raise PermissionError(f"expected a regular file of user {os.geteuid()}, found user {info.st_uid}")
+        if stat.S_IMODE(info.st_mode) != 0o600:
+            raise PermissionError(f"expected mode 0600, found {stat.S_IMODE(info.st_mode):04o}")
+        if info.st_nlink > 1:
+            raise PermissionError(f"expected one name, found {info.st_nlink}")
+    except PermissionError:
+        os.close(fd)
+        raise
+    return _lock(fd)
+
+
+def create_locked(path: str) -> int | None:
+    """Create and lock a new, empty arena file; None if the name is taken."""
+    try:
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return None
+    os.fchmod(fd, 0o600)  # whatever the umask
+    return _lock(fd)
+
+
+def _lock(fd: int) -> int | None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    if os.fstat(fd).st_nlink == 0:  # deleted between our open and our lock
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,194 @@
+"""Which arena files a process works on: named, taken over, created, deleted within one bound per node.
+
+A name carries cluster, node, layout version, geometry digest and ordinal; `_` separates them because none
+may hold it.
+
+The bound covers all arenas of a node together. No lock is needed for that: a creator first declares its size
+(ftruncate), then adds up what all declare, and gives way by the excess. Of two that race at least the
+second sees both.
+
+Threads: called by one thread at a time, never under the cache's lock: this is I/O.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from cachemgr.arena import Arena, create_locked, open_locked
+from cachemgr.contract import BlockFormat
+from cachemgr.settings import CacheSettings, default_bound
+from cachemgr.shard import VERSION, geometry_fields, slot_nbytes
+
+log = logging.getLogger(__name__)
+
+_FILE_NAME = re.compile(r"tensorcache_([a-z0-9.-]+)_([a-z0-9.-]+)_v([0-9]+)_([0-9a-f]{16})_([0-9]+)\.arena")
+_MAX_ORDINAL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    path: str
+    ours: bool
+    """Of our layout version and geometry."""
+    ordinal: int
+
+
+def geometry_digest(block_format: BlockFormat) -> str:
+    """16 hex digits that stand for everything that decides the size and shape of a slot."""
+    return blake2b(repr(geometry_fields(block_format)).encode(), digest_size=8).hexdigest()
+
+
+class ArenaFiles:
+    """The arena files of one node and geometry, and how much of the bound is left."""
+
+    def __init__(self, block_format: BlockFormat, settings: CacheSettings) -> None:
+        self._format = block_format
+        self._settings = settings
+        self._geometry = geometry_digest(block_format)
+        self._slot_nbytes = slot_nbytes(block_format.payload_nbytes)
+        self._held: list[Arena] = []
+        self._next_slot = 0
+        self.bound = self._bound()
+        share = self.bound if settings.arena_bytes is None else min(self.bound, settings.arena_bytes)
+        self.capacity = share // self._slot_nbytes
+        """Slots this process will ever hold at once."""
+
+    def claim(self) -> list[Arena]:
+        """At start: delete unlocked arenas of unused geometry, take over ours, create one if room is left."""
+        for entry in self._entries():
+            if not entry.ours:
+                self._delete_unlocked(entry.path)
+        taken = self.take_over()
+        for entry in self._entries():
+            if entry.ours and self._node_bytes() > self.bound:
+                self._delete_unlocked(entry.path)
+        if self._room() * 4 >= self.capacity:  # a new file for the last few slots is not worth its name
+            created = self._create()
+            taken += [created] if created else []
+        return taken
+
+    def take_over(self) -> list[Arena]:
+        """Open every arena of ours whose lock is free, as far as our share has room for it."""
+        taken = []
+        for entry in self._entries():
+            if entry.ours and self._room() > 0:
+                fd = self._open(entry.path)
+                arena = self._adopt(fd, entry.path) if fd is not None else None
+                taken += [arena] if arena else []
+        return taken
+
+    def _bound(self) -> int:
+        if self._settings.host_bytes is not None:
+            return self._settings.host_bytes
+        try:
+            return default_bound(self._settings.directory, held=self._node_bytes())
+        except OSError as error:
+            log.warning("host tier off: %s: %s", self._settings.directory, error.strerror)
+            return 0
+
+    def _room(self) -> int:
+        return self.capacity - sum(len(arena.slots) for arena in self._held)
+
+    def _adopt(self, fd: int, path: str) -> Arena | None:
+        """Make a locked file an arena of at most our room; None, and the file gone, if that is nothing."""
+        declared = min(os.fstat(fd).st_size // self._slot_nbytes, self._room())
+        return self._finish(fd, path, slots=declared)
+
+    def _create(self) -> Arena | None:
+        for ordinal in range(_MAX_ORDINAL):
+            try:
+                fd = create_locked(self._path(ordinal))
+            except OSError as error:
+                log.warning("host tier off: %s: %s", self._path(ordinal), error.strerror)
+                return None
+            if fd is not None:
+                os.ftruncate(fd, self._room() * self._slot_nbytes)
+                excess = max(0, self._node_bytes() - self.bound)
+                slots = self._room() - -(-excess // self._slot_nbytes)
+                return self._finish(fd, self._path(ordinal), slots=slots)
+        return None
+
+    def _finish(self, fd: int, path: str, *, slots: int) -> Arena | None:
+        """Cut the file to `slots`, back all of it by memory, map it."""
+        if slots > 0:
+            os.ftruncate(fd, slots * self._slot_nbytes)
+            slots = self._back(fd, slots)
+        if slots <= 0:
+            os.unlink(path)
+            os.close(fd)
+            return None
+        arena = Arena(fd, path=path, block_format=self._format, first_slot=self._next_slot)
+        self._next_slot += len(arena.slots)
+        self._held.append(arena)
+        return arena
+
+    def _back(self, fd: int, slots: int) -> int:
+        """Reserve memory for `slots`, fewer if there is not enough; how many it became."""
+        asked = slots
+        info = os.fstat(fd)
+        if info.st_blocks * 512 >= info.st_size:
+            return slots
+        while slots > 0:
+            try:
+                os.posix_fallocate(fd, 0, slots * self._slot_nbytes)
+                break
+            except OSError:
+                slots = self._fitting(fd, slots)
+                os.ftruncate(fd, slots * self._slot_nbytes)
+        if slots < asked:
+            log.warning(
+                "host tier shrunk: %s has room for %d of %d bytes",
+                self._settings.directory, slots * self._slot_nbytes, asked * self._slot_nbytes,
+            )  # fmt: skip
+        return slots
+
+    def _fitting(self, fd: int, slots: int) -> int:
+        space = os.statvfs(self._settings.directory)
+        free = space.f_bavail * space.f_frsize + os.fstat(fd).st_blocks * 512
+        return min(slots * 7 // 8, free // self._slot_nbytes)
+
+    def _delete_unlocked(self, path: str) -> None:
+        fd = self._open(path)
+        if fd is not None:
+            os.unlink(path)
+            os.close(fd)
+
+    def _open(self, path: str) -> int | None:
+        try:
+            return open_locked(path)
+        except OSError as error:
+            log.warning("arena refused: %s: %s", path, error)
+            return None
+
+    def _path(self, ordinal: int) -> str:
+        s = self._settings
+        name = f"tensorcache_{s.cluster}_{s.node}_v{VERSION}_{self._geometry}_{ordinal}.arena"
+        return os.path.join(s.directory, name)
+
+    def _entries(self) -> Iterator[_Entry]:
+        """Arena files of this node, lowest ordinal first."""
+        node = (self._settings.cluster, self._settings.node)
+        found = []
+        try:
+            names = os.listdir(self._settings.directory)
+        except OSError:
+            names = []  # creating a file there will fail and say why
+        for name in names:
+            match = _FILE_NAME.fullmatch(name)
+            if match and match.group(1, 2) == node:
+                ours = match.group(3, 4) == (str(VERSION), self._geometry)
+                found.append(_Entry(os.path.join(self._settings.directory, name), ours, int(match[5])))
+        return iter(sorted(found, key=lambda entry: entry.ordinal))
+
+    def _node_bytes(self) -> int:
+        """What all arenas of this node declare together."""
+        total = 0
+        for entry in self._entries():
+            try:
+                total += os.lstat(entry.path).st_size
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+        return total

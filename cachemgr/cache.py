@@ -1,0 +1,265 @@
+"""The prefix cache of one engine identity: block names in, checked blocks out, from arenas of this host.
+
+Read path: `lookup` / `acquire` find the longest known run and pin it → `restore` copies each block to
+private memory in pieces, runs the tag over each piece while it is hot in the processor's cache, and hands
+over only what passed. Write path: `prepare` reserves a slot, evicting if it must → the engine writes into
+it → `commit` seals and publishes.
+
+What other processes can write (the arena) is never handed over: only private copies whose check is done.
+
+Threads: lookup, acquire, hashes and release by any; restore, prepare, commit, abort and close by the step
+loop.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cachemgr.arena import Arena
+from cachemgr.arena_files import ArenaFiles
+from cachemgr.block_hash import BlockHasher
+from cachemgr.contract import BlockFormat, BlockHash, Lease, PendingBlock, Sink
+from cachemgr.counts import Counts
+from cachemgr.lease import Reservation, SlotLease
+from cachemgr.residence import Residence
+from cachemgr.secrets import CacheSecrets
+from cachemgr.settings import CacheSettings
+from cachemgr.shard import ALIGN, ShardOpener, ShardSealer, Verdict, address_of
+
+log = logging.getLogger(__name__)
+
+_PIECE_NBYTES = 256 << 10
+"""What is copied and tagged at a time: fits the second-level cache, so that the tag reads no memory."""
+
+_BATCH_NBYTES = 1 << 20
+"""Small blocks go to the sink together, up to this; a big one goes alone, still hot when imported."""
+
+_TAKE_OVER_INTERVAL_S = 1.0
+
+
+class HostCache:
+    """PrefixCache over the host tier; build it with `open_cache`."""
+
+    def __init__(
+        self,
+        block_format: BlockFormat,
+        files: ArenaFiles,
+        *,
+        secrets: CacheSecrets,
+        ttl_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._hasher = BlockHasher(block_format, secrets.naming)
+        self._opener = ShardOpener(block_format, secrets)
+        self._sealer = ShardSealer(block_format, secrets)
+        self._payload_nbytes = block_format.payload_nbytes
+        self._batch = max(1, _BATCH_NBYTES // self._payload_nbytes)
+        self._files = files
+        self._arenas: list[Arena] = []
+        self._counts = Counts()
+        self._clock = clock
+        self._residence = Residence(
+            files.capacity, ttl_s=ttl_s, erase=self._erase, clock=clock, counts=self._counts
+        )
+        self._staging: list[npt.NDArray[np.uint8]] = []
+        self._next_take_over = clock() + _TAKE_OVER_INTERVAL_S
+        self._closed = False
+        for arena in files.claim():
+            self._attach(arena)
+
+    def hashes(self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "") -> list[BlockHash]:
+        """See PrefixCache."""
+        return self._hasher.hashes(tokens, namespace=namespace, salt=salt)
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> int:
+        """See PrefixCache."""
+        return self._residence.known(hashes)
+
+    def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
+        """See PrefixCache. Nothing is fetched from elsewhere yet, so the lease is ready at once."""
+        self._maintain()
+        slots = self._residence.pin(hashes)
+        return SlotLease(slots, hashes[: len(slots)], owner=self, unpin=self._residence.unpin)
+
+    def restore(self, lease: Lease, *, first: int, sink: Sink) -> int:
+        """See PrefixCache. What the sink raises is engine trouble and passes through."""
+        if not isinstance(lease, SlotLease) or lease.owner is not self:
+            raise TypeError("restore takes a lease of this cache")
+        if self._closed:
+            return first
+        started = self._clock()
+        staging = self._staging.pop() if self._staging else self._new_staging()
+        usable = first
+        while usable < lease.blocks:
+            asked = range(usable, min(usable + self._batch, lease.blocks))
+            passed = self._stage(lease, asked, staging)
+            if passed:
+                sink(range(usable, usable + passed), [staging[row] for row in range(passed)])
+            usable += passed
+            if passed < len(asked):
+                break
+        self._staging.append(staging)
+        self._counts.restored_blocks += usable - first
+        self._counts.restore_seconds += self._clock() - started
+        return usable
+
+    def prepare(self, hashes: Sequence[BlockHash], index: int, *, namespace: str = "") -> PendingBlock | None:
+        """See PrefixCache. `namespace` is for quotas, which the host tier does not have yet."""
+        slot = self._residence.reserve(hashes, index)
+        if slot is None:
+            return None
+        arena, address = self._arena(slot), address_of(hashes, index)
+        if not arena.whole():
+            self._residence.cancel(slot, address.hash)
+            return None
+        arena.invalidate(slot)
+        return Reservation(slot, arena.payload(slot), address=address, hashes=hashes)
+
+    def commit(self, pending: PendingBlock) -> None:
+        """See PrefixCache."""
+        block = self._close_reservation(pending)
+        if self._closed:
+            return
+        arena = self._arena(block.slot)
+        if not arena.whole():
+            self._residence.cancel(block.slot, block.address.hash)
+            return
+        arena.publish(block.slot, self._sealer.seal(block.address, block.payload))
+        self._residence.publish(block.slot, block.address, block.hashes)
+
+    def abort(self, pending: PendingBlock) -> None:
+        """See PrefixCache."""
+        block = self._close_reservation(pending)
+        self._residence.cancel(block.slot, block.address.hash)
+
+    def counters(self) -> dict[str, float]:
+        """Totals (`cache_…_total`) and gauges (every other name)."""
+        return {
+            **self._counts.totals(),
+            **self._residence.gauges(),
+            "cache_arenas": float(len(self._arenas)),
+            "cache_slots": float(sum(len(arena.slots) for arena in self._arenas)),
+            "cache_bytes": float(sum(arena.nbytes for arena in self._arenas)),
+        }
+
+    def close(self) -> None:
+        """See PrefixCache."""
+        if self._closed:
+            return
+        self._closed = True
+        self._residence.close()
+        for arena in self._arenas:
+            arena.close()
+        self._arenas.clear()
+
+    def check_integrity(self) -> None:
+        """AssertionError if index, order, pins and arenas contradict each other.
+
+        O(n): for tests and idle checks.
+        """
+        for name, slot in self._residence.check_integrity():
+            header = self._arena(slot).header(slot)
+            assert header[32:48] == name, f"slot {slot} is published under another name"
+
+    def _stage(self, lease: SlotLease, blocks: range, staging: npt.NDArray[np.uint8]) -> int:
+        """Copy and check `blocks` into rows of `staging`; how many leading ones passed.
+
+        The one that did not is rejected.
+        """
+        for row, index in enumerate(blocks):
+            slot = lease.slots[index]
+            verdict = self._copy_checked(slot, lease, index, staging[row])
+            if verdict is not Verdict.WHOLE:
+                self._residence.reject(slot, lease.hashes[index], verdict)
+                log.warning("block removed from use: %s in %s", verdict.value, self._arena(slot).path)
+                return row
+        return len(blocks)
+
+    def _copy_checked(self, slot: int, lease: SlotLease, index: int, out: npt.NDArray[np.uint8]) -> Verdict:
+        arena = self._arena(slot)
+        if not arena.whole():
+            return Verdict.CORRUPT
+        check = self._opener.begin(arena.header(slot), address_of(lease.hashes, index))
+        if isinstance(check, Verdict):
+            return check
+        source = arena.payload(slot)
+        for start in range(0, len(source), _PIECE_NBYTES):
+            piece = out[start : start + _PIECE_NBYTES]
+            piece[:] = source[start : start + _PIECE_NBYTES]
+            check.update(piece.data)
+        return Verdict.WHOLE if check.passed() else Verdict.CORRUPT
+
+    def _new_staging(self) -> npt.NDArray[np.uint8]:
+        """Private memory for one batch, [batch, payload bytes]; every row starts at a multiple of 128."""
+        stride = -(-self._payload_nbytes // ALIGN) * ALIGN
+        memory = np.zeros(self._batch * stride + ALIGN, np.uint8)
+        start = -memory.ctypes.data % ALIGN
+        rows = memory[start : start + self._batch * stride].reshape(self._batch, stride)
+        return rows[:, : self._payload_nbytes]
+
+    def _maintain(self) -> None:
+        """Chores of every request: expired blocks, and once a second the arenas that other processes left."""
+        self._residence.sweep()
+        now = self._clock()
+        if now >= self._next_take_over and not self._closed:
+            self._next_take_over = now + _TAKE_OVER_INTERVAL_S
+            for arena in self._files.take_over():
+                self._attach(arena)
+
+    def _attach(self, arena: Arena) -> None:
+        """Index what an arena holds, deepest and oldest first; what is neither readable nor kept is empty."""
+        self._arenas.append(arena)
+        first = arena.slots.start
+        headers = arena.headers()
+        readable, unreadable = self._opener.readable(headers), self._opener.unreadable(headers)
+        corrupt = self._opener.published(headers) & ~readable & ~unreadable
+        for slot in np.flatnonzero(corrupt).tolist():
+            arena.invalidate(first + slot)
+        self._counts.corrupt_blocks += int(corrupt.sum())
+        rows = np.flatnonzero(readable)
+        # Depth decides, then age: every block then has all its ancestors on its more recent side.
+        rows = rows[np.lexsort((headers["sequence"][rows], -headers["index"][rows].astype(np.int64)))]
+        raw = headers["hash"][rows].tobytes()
+        names = [BlockHash(raw[start : start + 16]) for start in range(0, len(raw), 16)]
+        self._residence.add_resident(names, (first + rows).astype(np.int32), headers["index"][rows])
+        self._residence.add_unreadable((first + np.flatnonzero(unreadable)).tolist())
+        for run in _runs(~readable & ~unreadable):
+            self._residence.add_empty(range(first + run.start, first + run.stop))
+        log.info("host tier: %s: %d slots, %d blocks found", arena.path, len(arena.slots), len(names))
+
+    def _arena(self, slot: int) -> Arena:
+        return next(arena for arena in self._arenas if slot in arena.slots)
+
+    def _erase(self, slot: int) -> None:
+        self._arena(slot).invalidate(slot)
+
+    def _close_reservation(self, pending: PendingBlock) -> Reservation:
+        if not isinstance(pending, Reservation):
+            raise TypeError("expected a block that prepare returned")
+        pending.close()
+        return pending
+
+
+def open_cache(
+    block_format: BlockFormat,
+    settings: CacheSettings,
+    secrets: CacheSecrets,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> HostCache:
+    """Open the host tier: take over what a process before left, reserve the rest.
+
+    CacheError only for wrong settings.
+    """
+    files = ArenaFiles(block_format, settings)
+    return HostCache(block_format, files, secrets=secrets, ttl_s=settings.ttl_s, clock=clock)
+
+
+def _runs(mask: npt.NDArray[np.bool_]) -> list[range]:
+    """The stretches of True in `mask`."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
+    return [range(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]

@@ -1,0 +1,26 @@
+"""What the cache counts: monotonic totals, exported by name for the metrics page."""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals since this cache was opened. Written under the cache's lock; reading needs none."""
+
+    acquires: int = 0
+    lookup_blocks: int = 0
+    hit_blocks: int = 0
+    restored_blocks: int = 0
+    restore_seconds: float = 0.0
+    committed_blocks: int = 0
+    aborted_blocks: int = 0
+    evicted_blocks: int = 0
+    expired_blocks: int = 0
+    corrupt_blocks: int = 0
+    unreadable_blocks: int = 0
+    reattached_blocks: int = 0
+    full_refusals: int = 0
+
+    def totals(self) -> dict[str, float]:
+        """Every total as `cache_<what>_total`."""
+        return {f"cache_{name}_total": float(value) for name, value in asdict(self).items()}

@@ -1,0 +1,24 @@
+"""Everything the cache manager refuses to start with, as one tree.
+
+CacheError
+├── SettingsError   a setting out of its limits; names the field, the limit and the value
+└── SecretsError    a secret file that is missing, malformed or readable by others
+
+Once open, the cache raises for our own bugs only: trouble with data is a miss and a counter.
+"""
+
+
+class CacheError(Exception):
+    """Root of the tree; its text is one line that an operator can act on."""
+
+
+class SettingsError(CacheError):
+    """`SettingsError("ttl_s", "must be > 0", value)`."""
+
+    def __init__(self, field: str, problem: str, value: object) -> None:
+        super().__init__(f"{field}: {problem}, got {value!r}")
+        self.field = field
+
+
+class SecretsError(CacheError):
+    """A secret cannot be used; the text names the file, never its content."""

@@ -1,0 +1,314 @@
+"""Who lives in which slot: index and eviction order behind the cache's one lock.
+
+The lock is held for at most about 100 µs of work: chains are walked in slices of 128 blocks, and no copy,
+tag, I/O or engine call happens under it. (`erase` is a four-byte store and one fstat.)
+
+Invariants
+- A slot is in the eviction order if and only if it is resident and unpinned.
+- Ancestors are at least as recent as their descendants, because runs are always offered deepest first.
+- A block that failed its check loses its name at once, and its slot with the last pin.
+
+Threads: any.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cachemgr.contract import BlockHash
+from cachemgr.counts import Counts
+from cachemgr.eviction import EvictionPolicy, LeafFirstLru
+from cachemgr.index import BlockIndex
+from cachemgr.shard import BlockAddress, Verdict
+
+T = TypeVar("T")
+
+_SLICE = 128
+_SWEPT_AT_ONCE = 8
+_FULL, _EXISTS, _OWN_CHAIN = -1, -2, -3
+
+
+class Residence:
+    """The metadata of `capacity` slots.
+
+    `erase(slot)` unpublishes a slot's bytes; `clock` is monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        ttl_s: float,
+        erase: Callable[[int], None],
+        clock: Callable[[], float],
+        counts: Counts,
+    ) -> None:
+        self._lock = Lock()
+        self._index = BlockIndex(capacity)
+        self._order: EvictionPolicy = LeafFirstLru(capacity)
+        self._rejected: dict[int, Verdict] = {}
+        self._ttl_s = ttl_s
+        self._erase = erase
+        self._clock = clock
+        self._counts = counts
+        self._closed = False
+
+    def known(self, hashes: Sequence[BlockHash]) -> int:
+        """Length of the longest leading run that is resident and not expired."""
+        used_after = self._clock() - self._ttl_s
+        found = 0
+        for part in _slices(hashes):
+            with self._lock:
+                run = self._index.run(part, used_after=used_after)
+            found += len(run)
+            if len(run) < len(part):
+                break
+        return found
+
+    def pin(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """Pin that run; its slots. What is evicted between two slices only shortens it."""
+        used_after = self._clock() - self._ttl_s
+        slots: list[int] = []
+        for part in _slices(hashes):
+            with self._lock:
+                run = self._index.run(part, used_after=used_after)
+                for slot in run:
+                    if self._index.pin(slot):
+                        self._order.withdraw(slot)
+            slots += run
+            if len(run) < len(part):
+                break
+        with self._lock:
+            self._counts.acquires += 1
+            self._counts.lookup_blocks += len(hashes)
+            self._counts.hit_blocks += len(slots)
+        return slots
+
+    def unpin(self, slots: Sequence[int]) -> None:
+        """Undo `pin`; the run is then the most recently used."""
+        now = self._clock()
+        for part in _slices(slots[::-1]):
+            with self._lock:
+                if self._closed:
+                    return
+                for slot in part:
+                    if self._index.unpin(slot, now=now):
+                        self._settle(slot)
+
+    def reserve(self, hashes: Sequence[BlockHash], index: int) -> int | None:
+        """A slot for block `index` of the chain; None if it exists or no block may go for it."""
+        slot = self._try_reserve(hashes, index)
+        if slot == _OWN_CHAIN:
+            # The least recent block is an ancestor of the new one: this chain is in use without a lease.
+            # Say so, and look again; if it is still an ancestor, the front of the chain is worth more than
+            # its end.
+            self._refresh(hashes[:index])
+            slot = self._try_reserve(hashes, index)
+        if slot in (_FULL, _OWN_CHAIN):
+            with self._lock:
+                self._counts.full_refusals += 1
+        return slot if slot >= 0 else None
+
+    def publish(self, slot: int, address: BlockAddress, hashes: Sequence[BlockHash]) -> None:
+        """The bytes of a reserved slot are sealed: let readers find them."""
+        now = self._clock()
+        with self._lock:
+            if self._closed:
+                return
+            if (
+                self._index.find(address.hash) is not None
+            ):  # an arena taken over meanwhile brought the same block
+                self._cancel(slot, address.hash)
+                return
+            self._index.fulfil(address.hash, depth=address.index, now=now)
+            parent = self._index.find(address.parent)
+            self._order.offer(slot, parent=parent)
+            self._counts.committed_blocks += 1
+            stale = parent is not None and self._index.last_used(parent) <= now - self._ttl_s / 4
+        if stale:  # the chain grows, so it is in use: its front must not expire under it
+            self._refresh(hashes[: address.index])
+
+    def cancel(self, slot: int, name: BlockHash) -> None:
+        """A reserved slot stays unwritten."""
+        with self._lock:
+            if not self._closed:
+                self._cancel(slot, name)
+                self._counts.aborted_blocks += 1
+
+    def reject(self, slot: int, name: BlockHash, verdict: Verdict) -> None:
+        """A pinned block failed its check: nobody finds it any more.
+
+        Corrupt bytes are erased, unreadable ones kept.
+        """
+        with self._lock:
+            if self._closed or self._index.name(slot) != name:
+                return  # another reader of the same slot was first
+            self._index.forget(slot)
+            self._rejected[slot] = verdict
+            if verdict is Verdict.CORRUPT:
+                self._erase(slot)
+                self._counts.corrupt_blocks += 1
+            else:
+                self._counts.unreadable_blocks += 1
+
+    def sweep(self) -> None:
+        """Free a few expired blocks, least recent first. Called once per request."""
+        expired_before = self._clock() - self._ttl_s
+        with self._lock:
+            for _ in range(_SWEPT_AT_ONCE):
+                slot = self._order.victim()
+                if slot is None or self._index.last_used(slot) > expired_before:
+                    return
+                self._drop(slot)
+                self._counts.expired_blocks += 1
+
+    def add_empty(self, slots: range) -> None:
+        """Take in slots that hold nothing."""
+        with self._lock:
+            self._index.add_slots(slots)
+
+    def add_resident(
+        self, names: list[BlockHash], slots: npt.NDArray[np.int32], depths: npt.NDArray[np.uint32]
+    ) -> None:
+        """Take in slots found written, deepest blocks first. A block that is resident elsewhere is erased."""
+        now = self._clock()
+        for start in range(0, len(names), _SLICE):
+            part = slice(start, start + _SLICE)
+            with self._lock:
+                new = self._index.insert_many(names[part], slots[part], depths=depths[part], now=now)
+                self._order.offer_many(slots[part][new])
+                for slot in slots[part][~new].tolist():
+                    self._index.free(slot)
+                    self._erase(slot)
+                self._counts.reattached_blocks += int(new.sum())
+
+    def add_unreadable(self, slots: Sequence[int]) -> None:
+        """Take in shards that only another process can read: never found, first to be evicted."""
+        now = self._clock()
+        for part in _slices(slots):
+            with self._lock:
+                for slot in part:
+                    self._index.touch(slot, now=now)
+                    self._order.offer_first(slot)
+                self._counts.unreadable_blocks += len(part)
+
+    def gauges(self) -> dict[str, float]:
+        """Resident blocks and pins, now."""
+        return {
+            "cache_resident_blocks": float(len(self._index)),
+            "cache_pins": float(self._index.pinned),
+        }
+
+    def close(self) -> None:
+        """Forget everything; leases and reservations still held become empty gestures."""
+        with self._lock:
+            self._closed = True
+            self._index = BlockIndex(0)
+            self._order = LeafFirstLru(0)
+
+    def check_integrity(self) -> list[tuple[BlockHash, int]]:
+        """AssertionError if the invariants are broken; every resident block and its slot.
+
+        O(n): for tests and idle checks.
+        """
+        with self._lock:
+            index, order = self._index, self._order
+            resident = list(index.resident())
+            empty, reserved = index.free_slots(), index.reserved_slots()
+            assert not empty & reserved
+            for name, slot in resident:
+                assert index.name(slot) == name
+                assert slot not in empty | reserved
+            for slot in range(index.capacity):
+                named = index.name(slot) is not None
+                assert not (slot in order and index.pins(slot)), f"slot {slot} is pinned and evictable"
+                assert not named or slot in order or index.pins(slot), f"slot {slot} can never be evicted"
+                assert slot not in order or slot not in (empty | reserved), (
+                    f"slot {slot} is empty and evictable"
+                )
+            assert index.pinned == sum(index.pins(slot) for slot in range(index.capacity))
+            assert all(index.pins(slot) for slot in self._rejected)
+            return resident
+
+    # Below: the lock is held.
+
+    def _try_reserve(self, hashes: Sequence[BlockHash], index: int) -> int:
+        with self._lock:
+            name = hashes[index]
+            if self._exists(name):
+                return _EXISTS
+            if not self._index.has_free():
+                refusal = self._evict_for(hashes, index)
+                if refusal:
+                    return refusal
+            return self._index.reserve(name)
+
+    def _exists(self, name: BlockHash) -> bool:
+        """True if the block is resident or being written; one that is expired gives way here."""
+        if self._index.is_reserved(name):
+            return True
+        slot = self._index.find(name)
+        if slot is None:
+            return False
+        if self._index.last_used(slot) > self._clock() - self._ttl_s:
+            return True
+        self._drop(slot)
+        self._counts.expired_blocks += 1
+        return False
+
+    def _evict_for(self, hashes: Sequence[BlockHash], index: int) -> int:
+        """Free one slot for block `index`: 0, or why not."""
+        victim = self._order.victim()
+        if victim is None:
+            return _FULL
+        parent = hashes[index - 1] if index else None
+        if parent is not None and self._index.find(parent) is None and not self._index.is_reserved(parent):
+            return _FULL  # a block whose parent is missing cannot be found: nothing goes for its sake
+        depth, name = self._index.depth(victim), self._index.name(victim)
+        if name is not None and depth < index and hashes[depth] == name:
+            return _OWN_CHAIN
+        self._drop(victim)
+        self._counts.evicted_blocks += 1
+        return 0
+
+    def _drop(self, slot: int) -> None:
+        """Free an evictable slot."""
+        self._order.withdraw(slot)
+        self._index.free(slot)
+        self._erase(slot)
+
+    def _cancel(self, slot: int, name: BlockHash) -> None:
+        self._index.cancel(name)
+        self._erase(slot)
+
+    def _settle(self, slot: int) -> None:
+        """The last pin of a slot is gone."""
+        verdict = self._rejected.pop(slot, None)
+        if verdict is None:
+            self._order.offer(slot)
+        elif verdict is Verdict.CORRUPT:
+            self._index.free(slot)
+        else:
+            self._order.offer_first(slot)
+
+    def _refresh(self, hashes: Sequence[BlockHash]) -> None:
+        """Make what is resident and evictable of a chain the most recently used.
+
+        Takes the lock itself, slice by slice.
+        """
+        now = self._clock()
+        for part in _slices(hashes[::-1]):
+            with self._lock:
+                for name in part:
+                    slot = self._index.find(name)
+                    if slot is not None and slot in self._order:
+                        self._order.withdraw(slot)
+                        self._order.offer(slot)
+                        self._index.touch(slot, now=now)
+
+
+def _slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[start : start + _SLICE] for start in range(0, len(items), _SLICE))

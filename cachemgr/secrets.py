@@ -1,0 +1,118 @@
+"""The secrets of a node: one that names blocks, and the ones that tag shards, by key id.
+
+A directory holds `naming.key` and `tag-<key_id>.key`, each 32 random bytes in hex, mode 0600. Tag secrets
+rotate: the highest key id seals, every file still there opens. The naming secret never rotates except as a
+deliberate flush.
+
+Invariant: no secret appears in a repr, a log line or an error text.
+"""
+
+import os
+import re
+import secrets as random_source
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from cachemgr.errors import SecretsError
+
+SECRET_NBYTES = 32
+NAMING_FILE = "naming.key"
+_TAG_FILE = re.compile(r"tag-(0|[1-9][0-9]{0,9})\.key")
+_MAX_KEY_ID = 2**32 - 1
+
+
+class CacheSecrets:
+    """Naming secret and tag secrets; build one with `load` or `generate`."""
+
+    __slots__ = ("_naming", "_tags")
+
+    def __init__(self, naming: bytes, tags: Mapping[int, bytes]) -> None:
+        if len(naming) != SECRET_NBYTES or any(len(secret) != SECRET_NBYTES for secret in tags.values()):
+            raise SecretsError(f"secrets: each must be {SECRET_NBYTES} bytes")
+        if not tags or not all(0 <= key_id <= _MAX_KEY_ID for key_id in tags):
+            raise SecretsError(f"secrets: need at least one tag secret with a key id in [0, {_MAX_KEY_ID}]")
+        self._naming = naming
+        self._tags = dict(tags)
+
+    @classmethod
+    def load(cls, directory: Path) -> "CacheSecrets":
+        """Read every secret of `directory`; SecretsError for what others could read or have written."""
+        _check_directory(directory)
+        tags = {}
+        for entry in sorted(directory.iterdir()):
+            match = _TAG_FILE.fullmatch(entry.name)
+            if match:
+                tags[int(match[1])] = _read(entry)
+        if not tags:
+            raise SecretsError(f"{directory}: expected at least one tag-<key_id>.key, found none")
+        return cls(_read(directory / NAMING_FILE), tags)
+
+    @classmethod
+    def generate(cls, directory: Path) -> "CacheSecrets":
+        """Create `directory` (0700) with fresh secrets, tag key id 1; SecretsError if one is there."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in (NAMING_FILE, "tag-1.key"):
+            _create(directory / name)
+        return cls.load(directory)
+
+    @property
+    def naming(self) -> bytes:
+        """The secret that block hashes are keyed from."""
+        return self._naming
+
+    @property
+    def tags(self) -> Mapping[int, bytes]:
+        """Tag secrets by key id, old ones included."""
+        return self._tags
+
+    @property
+    def sealing_key_id(self) -> int:
+        """The key id new shards are sealed with: the highest."""
+        return max(self._tags)
+
+    def __repr__(self) -> str:
+        return f"CacheSecrets(key_ids={sorted(self._tags)})"
+
+
+def _check_directory(directory: Path) -> None:
+    try:
+        info = directory.stat()
+    except OSError as error:
+        raise SecretsError(f"{directory}: cannot be read ({error.strerror})") from None
+    if not stat.S_ISDIR(info.st_mode):
+        raise SecretsError(f"{directory}: expected a directory")
+    if info.st_uid not in (os.geteuid(), 0) or info.st_mode & 0o022:
+        raise SecretsError(f"{directory}: must belong to this user and be writable by no one else")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise SecretsError(f"{path}: cannot be opened ({error.strerror})") from None
+    with os.fdopen(fd, "rb") as file:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+            raise SecretsError(f"{path}: must be a regular file of this user")
+        if info.st_mode & 0o077:
+            raise SecretsError(f"{path}: expected mode 0600, found {stat.S_IMODE(info.st_mode):04o}")
+        text = file.read(4 * SECRET_NBYTES)
+    try:
+        secret = bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_NBYTES:
+        raise SecretsError(f"{path}: expected {SECRET_NBYTES} bytes in hex")
+    return secret
+
+
+def _create(path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SecretsError(f"{path}: cannot be created ({error.strerror})") from None
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        file.write(random_source.token_hex(SECRET_NBYTES) + "\n")
+        file.flush()
+        os.fsync(fd)
