@@ -223,8 +223,7 @@ class HostCache:
         rows = np.flatnonzero(readable)
         # Depth decides, then age: every block then has all its ancestors on its more recent side.
         rows = rows[np.lexsort((headers["sequence"][rows], -headers["index"][rows].astype(np.int64)))]
-        raw = headers["hash"][rows].tobytes()
-        names = [BlockHash(raw[start : start + 16]) for start in range(0, len(raw), 16)]
+        names: list[BlockHash] = headers["hash"][rows].tolist()
         self._residence.add_resident(names, (first + rows).astype(np.int32), headers["index"][rows])
         self._residence.add_unreadable((first + np.flatnonzero(unreadable)).tolist())
         for run in _runs(~readable & ~unreadable):

@@ -27,7 +27,7 @@ class BlockIndex:
         self.capacity = capacity
         self.pinned = 0
         self._slots: dict[BlockHash, int] = {}
-        self._names: list[BlockHash | None] = [None] * capacity
+        self._names = np.full(capacity, None, np.object_)
         self._reserved: dict[BlockHash, int] = {}
         self._fresh: list[range] = []
         self._free: list[int] = []
@@ -62,7 +62,8 @@ class BlockIndex:
 
     def name(self, slot: int) -> BlockHash | None:
         """The name of a resident slot."""
-        return self._names[slot]
+        name: BlockHash | None = self._names[slot]
+        return name
 
     def depth(self, slot: int) -> int:
         """The position of the slot's block in its chain."""
@@ -133,8 +134,7 @@ class BlockIndex:
 
     def insert(self, name: BlockHash, slot: int, *, depth: int, now: float) -> None:
         """Make `slot`, which is neither free nor resident, resident under a new `name`."""
-        self._slots[name] = slot
-        self._names[slot] = name
+        self._insert_name(name, slot)
         self._depth[slot] = depth
         self._last_used[slot] = now
 
@@ -147,16 +147,23 @@ class BlockIndex:
         now: float,
     ) -> npt.NDArray[np.bool_]:
         """Insert many; False where the name is resident already, and the slot therefore is not."""
-        known = self._slots
-        new = np.zeros(len(names), np.bool_)
-        for row, (name, slot) in enumerate(zip(names, slots.tolist(), strict=True)):
-            if known.setdefault(name, slot) == slot:
-                self._names[slot] = name
-                new[row] = True
+        if self._slots.keys().isdisjoint(names) and len(set(names)) == len(names):
+            new = np.ones(len(names), np.bool_)
+            self._slots.update(zip(names, slots.tolist(), strict=True))
+            self._names[slots] = names
+        else:
+            new = np.fromiter(map(self._insert_name, names, slots.tolist()), np.bool_, len(names))
         inserted = slots[new]
         self._depth_column[inserted] = depths[new]
         self._last_used_column[inserted] = now
         return new
+
+    def _insert_name(self, name: BlockHash, slot: int) -> bool:
+        if name in self._slots:
+            return False
+        self._slots[name] = slot
+        self._names[slot] = name
+        return True
 
     def _pop_fresh(self) -> int:
         slots = self._fresh.pop()
