@@ -6,6 +6,7 @@ METRICS_PORT ?= 8002
 HOST         ?= 127.0.0.1
 PRECISION    ?= int8
 LANES        ?= 8
+HOST_BYTES   ?= 536870912
 ONLY         ?=
 PYTHON       ?=
 
@@ -67,7 +68,7 @@ $(HOME_)/.ready: $(ENGINE)/model.sig $(CODE)
 	@mkdir -p $(HOME_)/model_repository
 	@$(TC) deploy $(MODEL) $(ENGINE) --model-repo $(HOME_)/model_repository --key $(KEYS)/release.pub
 	@$(TC) install --dest $(HOME_)/backends --model-repo $(HOME_)/model_repository --model $(MODEL) \
-	    --replace-configs --config $(HOME_)/tensorcache.toml --key $(KEYS)/release.pub
+	    --replace-configs --config $(HOME_)/tensorcache.toml --host-bytes $(HOST_BYTES) --key $(KEYS)/release.pub
 	@touch $@
 
 run: $(HOME_)/.ready ## set up, build, sign, serve, ask twice, and keep serving until Ctrl-C

@@ -47,7 +47,9 @@ def _replace_tree(source: Path, destination: Path) -> None:
     scratch.rename(destination)
 
 
-def write_node_config(config: Path, *, keys: tuple[Path, ...], cluster: str = "local") -> list[Path]:
+def write_node_config(
+    config: Path, *, keys: tuple[Path, ...], cluster: str = "local", host_bytes: int | None = None
+) -> list[Path]:
     """tensorcache.toml with public keys and secrets beside it; an existing file stays. The paths written."""
     written = list(make_secrets(config.parent / "secrets"))
     if config.exists():
@@ -66,7 +68,8 @@ def write_node_config(config: Path, *, keys: tuple[Path, ...], cluster: str = "l
         "# What this node trusts and where its secrets lie. Relative paths are relative to this file.\n"
         f'[node]\ncluster = "{cluster}"\nid = "node-1"\n\n'
         f"[trust]\nkeys = [{', '.join(names)}]\n\n"
-        '[secrets]\ndir = "secrets"\n'
+        '[secrets]\ndir = "secrets"\n\n'
+        f"[host]\n{'# ' if host_bytes is None else ''}bytes = {host_bytes or 1 << 30}\nttl_s = 3600\n"
     )
     config.chmod(stat.S_IRUSR | stat.S_IWUSR)
     return [*written, config]

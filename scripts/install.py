@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.arguments import Verbs, add_verb, path
+from scripts.arguments import Verbs, add_verb, path, positive
 from scripts.backend_layout import TEMPLATE_MODEL, lay_out_backend, write_model_config, write_node_config
 from scripts.console import say, working
 from scripts.errors import RejectedError
@@ -48,6 +48,9 @@ def add_parser(verbs: Verbs) -> None:
         "--key", type=path, action="append", default=[], help="public key to trust; may be repeated"
     )
     parser.add_argument(
+        "--host-bytes", type=positive, help="bound of the host tier (default: by free memory)"
+    )
+    parser.add_argument(
         "--config", type=path, help="node settings (default DEST/tensorcache/tensorcache.toml)"
     )
     parser.add_argument(
@@ -65,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = lay_out_backend(arguments.dest)
     say(f"backend      {folder}")
     config = arguments.config or folder / "tensorcache.toml"
-    for written in write_node_config(config, keys=tuple(arguments.key)):
+    for written in write_node_config(config, keys=tuple(arguments.key), host_bytes=arguments.host_bytes):
         say(f"wrote        {written}")
     for written in write_model_config(
         arguments.model_repo, arguments.model, replace=arguments.replace_configs

@@ -67,7 +67,7 @@ class ServerProcess:
 
     def stubs(self) -> list[StubProcess]:
         """The living stubs, read from /proc; ones that died and were not reaped do not count."""
-        return [stub for pid in _children(self.pid) if (stub := _stub(pid)) is not None]
+        return living_stubs(self.pid)
 
     def kill_stub(self, model: str) -> None:
         """End a stub that no longer answers, so that its model can be loaded again."""
@@ -104,7 +104,13 @@ class ServerProcess:
         return "\n".join((reasons or text)[-lines:])
 
 
-def _children(pid: int) -> list[int]:
+def living_stubs(server_pid: int) -> list[StubProcess]:
+    """The stubs of a tritonserver by its process id."""
+    return [stub for pid in children(server_pid) if (stub := _stub(pid)) is not None]
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the direct children."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
