@@ -6,6 +6,7 @@ shortest run of the heaviest tokens whose mass reaches top_p (Holtzman et al. 20
 mass of those before it is below top_p. Ties go to the lower id.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,9 +16,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_DIGITS: Final = ((18, 0x3FFF), (6, 0xFFF), (0, 0x3F))
-"""Shift and mask of the digits of a float32 in [0, 1], whose bits order as its values do."""
-
+_DIGIT_BITS: Final = 12
 _FEW: Final = 256
 _SPAN: Final = 256
 
@@ -93,32 +92,43 @@ def draw_wide(weights: npt.NDArray[np.float32], filters: RowFilters, *, u: float
 
 
 def _keep_heaviest(weights: npt.NDArray[np.float32], goal: float, *, by_mass: bool) -> None:
-    """Zero all but the shortest run of heaviest tokens whose measure (mass, or number) reaches `goal`.
+    """Zero all but the shortest run of heaviest tokens whose measure (mass, or number) reaches `goal`."""
+    edge, kept_at_edge = _edge(weights, goal, by_mass=by_mass)
+    np.multiply(weights, weights >= edge, out=weights)
+    at_edge = np.flatnonzero(weights == edge)
+    weights[at_edge[kept_at_edge:]] = 0
 
-    Radix selection: histogram of the leading bits, find the bin where the measure from the top reaches the
-    goal, look at that bin alone with the next bits, until few tokens or equal ones are left.
+
+def _edge(weights: npt.NDArray[np.float32], goal: float, *, by_mass: bool) -> tuple[np.float32, int]:
+    """The lightest weight that stays, and how many tokens of exactly that weight do.
+
+    Radix selection: a histogram of the bits of the weights (which order as the weights do, being positive),
+    the bin where the measure from the top reaches the goal, then that bin alone with finer bits, until few
+    weights or equal ones are left.
     """
-    bits = weights.view(np.uint32)
-    tied, above = np.arange(len(weights)), 0.0
-    for shift, mask in _DIGITS:
-        keys = (bits[tied] >> np.uint32(shift)) & np.uint32(mask)
-        bins = np.bincount(keys, weights=weights[tied] if by_mass else None)
+    inside, above = weights, 0.0
+    while True:
+        bits = inside.view(np.uint32)
+        lowest, highest = int(bits.min()), int(bits.max())
+        if lowest == highest or len(inside) <= _FEW:
+            break
+        shift = max(0, (highest - lowest).bit_length() - _DIGIT_BITS)
+        keys = ((bits - np.uint32(lowest)) >> np.uint32(shift)).astype(np.int64)
+        bins = np.bincount(keys, weights=inside if by_mass else None)
         from_top = above + np.cumsum(bins[::-1])
         place = int(np.searchsorted(from_top, goal))
-        if place == len(bins):  # rounding: the goal is the whole mass
-            return
+        if place == len(bins):  # rounding: the goal is the whole measure
+            return inside.min(), len(weights)
         above = float(from_top[place - 1]) if place else above
-        tied = tied[keys == len(bins) - 1 - place]
-        if len(tied) <= _FEW:
-            break
-    order = tied[np.argsort(-weights[tied], kind="stable")]
-    measure = weights[order].astype(np.float64) if by_mass else np.ones(len(order))
-    before = above + np.cumsum(measure) - measure
-    kept = max(1, int(np.count_nonzero(before < goal)))
-    edge = weights[order[kept - 1]]
-    dropped = order[kept:]
-    weights[weights < edge] = 0
-    weights[dropped] = 0
+        inside = inside[keys == len(bins) - 1 - place]
+    if lowest == highest:
+        each = float(inside[0]) if by_mass else 1.0
+        return inside[0], max(1, math.ceil((goal - above) / each))
+    ordered = np.sort(inside)[::-1]
+    measure = ordered.astype(np.float64) if by_mass else np.ones(len(ordered))
+    kept = max(1, int(np.count_nonzero(above + np.cumsum(measure) - measure < goal)))
+    edge = ordered[kept - 1]
+    return edge, int(np.count_nonzero(ordered[:kept] == edge))
 
 
 def _draw_by_spans(weights: npt.NDArray[np.float32], u: float) -> int:

@@ -18,15 +18,16 @@ import numpy.typing as npt
 from backend.errors import EngineFailed
 from backend.generation import SamplingParams
 from backend.sampling.contract import Sampled, SamplerRow
-from backend.sampling.nucleus import Filters, Floats, Ints, draw_candidates, draw_wide
+from backend.sampling.nucleus import Filters, Floats, Ints, RowFilters, draw_candidates, draw_wide
 from backend.sampling.philox import uniforms
 from backend.sampling.rows import NumpyRow
 
 SMALL_VOCABULARY: Final = 1024
 """Up to here every token is a candidate, and no row is cut."""
 
-MAX_CANDIDATES: Final = 512
-FLOOR: Final = float(np.exp(np.float32(-6)))
+MAX_CANDIDATES: Final = 1024
+FLOORS: Final = tuple(float(np.exp(np.float32(-depth))) for depth in (4, 6, 8))
+"""Candidates weigh more than this times the heaviest token; the next is tried where filters keep more."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -140,35 +141,50 @@ class NumpySampler:
         """Cut every row to its candidates; rows whose filters keep more draw from the whole vocabulary."""
         tokens = np.empty(len(draws.index), dtype=np.int64)
         u = draws.uniforms()
-        cut: list[int] = []
-        ids: list[Ints] = []
-        weights: list[Floats] = []
-        totals: list[float] = []
-        weight = self._scratch
+        cuts: dict[int, _Cut] = {}
+        weights = self._scratch
         for j, i in enumerate(draws.index.tolist()):
-            np.subtract(logits[i], peaks[i], out=weight)
-            np.multiply(weight, draws.scale[j], out=weight)
-            np.exp(weight, out=weight)
-            one = draws.filters.of(j)
-            candidates = None if one.keep_all(self._vocab_size) else np.flatnonzero(weight > FLOOR)
-            if candidates is not None and len(candidates) <= MAX_CANDIDATES:
-                own = weight[candidates].astype(np.float64)
-                total = float(weight.sum())
-                if one.settled_by(own, total, FLOOR):
-                    cut.append(j)
-                    ids.append(candidates)
-                    weights.append(own)
-                    totals.append(total)
-                    continue
-            tokens[j] = draw_wide(weight, one, u=float(u[j]))
-        if cut:
-            padded = np.zeros((len(cut), max(map(len, ids))))
-            for row, own in zip(padded, weights, strict=True):
-                row[: len(own)] = own
-            filters = draws.filters.take(cut)
-            columns = draw_candidates(padded, filters=filters, u=u[cut], totals=np.array(totals))
-            tokens[cut] = [own[column] for own, column in zip(ids, columns, strict=True)]
+            np.subtract(logits[i], peaks[i], out=weights)
+            np.multiply(weights, draws.scale[j], out=weights)
+            np.exp(weights, out=weights)
+            filters = draws.filters.of(j)
+            cut = None if filters.keep_all(self._vocab_size) else _cut(weights, filters)
+            if cut is None:
+                tokens[j] = draw_wide(weights, filters, u=float(u[j]))
+            else:
+                cuts[j] = cut
+        if cuts:
+            chosen = list(cuts)
+            padded = np.zeros((len(cuts), max(len(cut.ids) for cut in cuts.values())))
+            for row, cut in zip(padded, cuts.values(), strict=True):
+                row[: len(cut.ids)] = cut.weights
+            totals = np.array([cut.total for cut in cuts.values()])
+            columns = draw_candidates(padded, filters=draws.filters.take(chosen), u=u[chosen], totals=totals)
+            tokens[chosen] = [cut.ids[column] for cut, column in zip(cuts.values(), columns, strict=True)]
         return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The candidates of a row in order of id, and the mass of its whole vocabulary."""
+
+    ids: Ints
+    weights: Floats
+    total: float
+
+
+def _cut(weights: Logits, filters: RowFilters) -> _Cut | None:
+    """The fewest candidates that settle the row; None if they are too many to be worth sorting."""
+    total = float(weights.sum(dtype=np.float64))
+    for floor in FLOORS:
+        heavy = weights > floor
+        if np.count_nonzero(heavy) > MAX_CANDIDATES:
+            return None
+        ids = np.flatnonzero(heavy)
+        own = weights[ids].astype(np.float64)
+        if filters.settled_by(own, total, floor):
+            return _Cut(ids, own, total)
+    return None
 
 
 _BROKEN: Final = "the engine returned NaN or infinite logits"

@@ -114,7 +114,7 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`special_tokens` become variables (bos_token, eos_token). ConfigError if `source` is no template."""
+        """`special_tokens` become variables (bos_token …). ConfigError if `source` is no template."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
         )
