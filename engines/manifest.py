@@ -1,8 +1,8 @@
 """engine.json: what a release says about itself, read strictly.
 
 A release is an immutable folder `<model>/<version>/releases/<digest>/` that holds engine.json, the graph (or
-plan) with its weights, tokenizer.json and model.sig. `<digest>` is the SHA-256 of engine.json in hex: engine.json
-names the SHA-256 of every other file, so that one digest fixes them all.
+plan) with its weights, tokenizer.json and model.sig. `<digest>` is the SHA-256 of engine.json in hex:
+engine.json names the SHA-256 of every other file, so that one digest fixes them all.
 """
 
 import hashlib

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from engines.contract import Geometry
+from engines.errors import ReleaseError
+from engines.loading import load_release
 from engines.manifest import EngineManifest, FileEntry, Golden, encode_manifest, parse_manifest
 from engines.signing import generate_signing_key, sign_release
 from engines.trust import TrustSettings
@@ -62,6 +64,18 @@ def tiny_manifest(files: dict[str, bytes], **changes: Any) -> EngineManifest:
         golden=Golden(prompt=(1, 2, 3), token=4, margin=1.0),
     )
     return msgspec.structs.replace(manifest, **changes)
+
+
+def refusal(call: Callable[[], object]) -> ReleaseError:
+    """The refusal that `call` must end in: one line that says step, expected and found."""
+    with pytest.raises(ReleaseError) as caught:
+        call()
+    error = caught.value
+    assert "\n" not in str(error)
+    assert str(error) == f"{error.step}: expected {error.expected}, found {error.found}"
+    assert error.expected
+    assert error.found
+    return error
 
 
 Resign = Callable[..., Path]
@@ -119,3 +133,30 @@ def write_release(tmp_path: Path, keys: Keys) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+def _publish_by_hand(release: Path, version: Path) -> str:
+    digest = hashlib.sha256((release / "engine.json").read_bytes()).hexdigest()
+    shutil.copytree(release, version / "releases" / digest, symlinks=True)
+    (version / "current").write_text(digest + "\n")
+    return digest
+
+
+@pytest.fixture
+def version(tmp_path: Path, write_release: Callable[..., Path]) -> Path:
+    """A version folder that serves a tiny release."""
+    folder = tmp_path / "repo" / "tiny" / "1"
+    _publish_by_hand(write_release(), folder)
+    return folder
+
+
+@pytest.fixture
+def load(version: Path, keys: Keys) -> Callable[[], object]:
+    """Load the release that `version` serves."""
+    return lambda: load_release(version, model="tiny", trust=keys.trust)
+
+
+@pytest.fixture
+def served(version: Path) -> Path:
+    """The folder of the release that `version` serves."""
+    return version / "releases" / (version / "current").read_text().strip()

@@ -67,6 +67,6 @@ def test_the_tightest_limit_counts(tmp_path: Path, cgroup: str, files: dict[str,
 def test_a_need_is_refused_only_where_there_is_less() -> None:
     require_memory(10, purpose="test", available=lambda: 10)
     with pytest.raises(
-        ReleaseError, match="^memory: expected 11 bytes of free host memory to test, found 10"
+        ReleaseError, match=r"^memory: expected 11 bytes of free host memory to test, found 10"
     ):
         require_memory(11, purpose="test", available=lambda: 10)

@@ -203,8 +203,7 @@ def test_what_could_never_load_is_not_signed(
     assert not (folder / "model.sig").exists()
 
 
-# --- signatures that a trusted key made, but with settings that leave something out
-# -----------------------------
+# --- signatures that a trusted key made, but with settings that leave something out ---
 
 
 def _sign_with_library(folder: Path, key: Path, **hashing_options: Any) -> None:
