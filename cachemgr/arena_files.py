@@ -51,17 +51,23 @@ class ArenaFiles:
         self._slot_nbytes = slot_nbytes(block_format.payload_nbytes)
         self._held: list[Arena] = []
         self._next_slot = 0
+        self._said: set[str] = set()
         self.bound = self._bound()
         share = self.bound if settings.arena_bytes is None else min(self.bound, settings.arena_bytes)
         self.capacity = share // self._slot_nbytes
         """Slots this process will ever hold at once."""
 
     def claim(self) -> list[Arena]:
-        """At start: delete unlocked arenas of unused geometry, take over ours, create one if room is left."""
+        """Delete unlocked arenas of unused geometry, take over those of ours, create one if room is left.
+
+        Called at start, and again and again while it returned nothing.
+        """
+        if not self.capacity:
+            return []
         for entry in self._entries():
             if not entry.ours:
                 self._delete_unlocked(entry.path)
-        taken = self.take_over()
+        taken = self._take_over()
         for entry in self._entries():
             if entry.ours and self._node_bytes() > self.bound:
                 self._delete_unlocked(entry.path)
@@ -70,8 +76,7 @@ class ArenaFiles:
             taken += [created] if created else []
         return taken
 
-    def take_over(self) -> list[Arena]:
-        """Open every arena of ours whose lock is free, as far as our share has room for it."""
+    def _take_over(self) -> list[Arena]:
         taken = []
         for entry in self._entries():
             if entry.ours and self._room() > 0:
@@ -86,7 +91,7 @@ class ArenaFiles:
         try:
             return default_bound(self._settings.directory, held=self._node_bytes())
         except OSError as error:
-            log.warning("host tier off: %s: %s", self._settings.directory, error.strerror)
+            self._say(f"host tier off: {self._settings.directory}: {error.strerror}")
             return 0
 
     def _room(self) -> int:
@@ -102,25 +107,32 @@ class ArenaFiles:
             try:
                 fd = create_locked(self._path(ordinal))
             except OSError as error:
-                log.warning("host tier off: %s: %s", self._path(ordinal), error.strerror)
+                self._say(f"host tier off: {self._path(ordinal)}: {error.strerror}")
                 return None
             if fd is not None:
                 os.ftruncate(fd, self._room() * self._slot_nbytes)
                 excess = max(0, self._node_bytes() - self.bound)
                 slots = self._room() - -(-excess // self._slot_nbytes)
+                if slots <= 0:
+                    self._say(f"host tier waits: other arenas of this node take all of {self.bound} bytes")
                 return self._finish(fd, self._path(ordinal), slots=slots)
         return None
 
     def _finish(self, fd: int, path: str, *, slots: int) -> Arena | None:
-        """Cut the file to `slots`, back all of it by memory, map it."""
-        if slots > 0:
-            os.ftruncate(fd, slots * self._slot_nbytes)
-            slots = self._back(fd, slots)
-        if slots <= 0:
-            os.unlink(path)
+        """Cut the file to `slots`, back all of it by memory, map it; an empty one goes."""
+        try:
+            if slots > 0:
+                os.ftruncate(fd, slots * self._slot_nbytes)
+                slots = self._back(fd, slots)
+            if slots <= 0:
+                os.unlink(path)
+                os.close(fd)
+                return None
+            arena = Arena(fd, path=path, block_format=self._format, first_slot=self._next_slot)
+        except OSError as error:
+            self._say(f"arena refused: {path}: {error}")
             os.close(fd)
             return None
-        arena = Arena(fd, path=path, block_format=self._format, first_slot=self._next_slot)
         self._next_slot += len(arena.slots)
         self._held.append(arena)
         return arena
@@ -139,10 +151,8 @@ class ArenaFiles:
                 slots = self._fitting(fd, slots)
                 os.ftruncate(fd, slots * self._slot_nbytes)
         if slots < asked:
-            log.warning(
-                "host tier shrunk: %s has room for %d of %d bytes",
-                self._settings.directory, slots * self._slot_nbytes, asked * self._slot_nbytes,
-            )  # fmt: skip
+            got, wanted = slots * self._slot_nbytes, asked * self._slot_nbytes
+            self._say(f"host tier shrunk: {self._settings.directory} has room for {got} of {wanted} bytes")
         return slots
 
     def _fitting(self, fd: int, slots: int) -> int:
@@ -160,8 +170,14 @@ class ArenaFiles:
         try:
             return open_locked(path)
         except OSError as error:
-            log.warning("arena refused: %s: %s", path, error)
+            self._say(f"arena refused: {path}: {error}")
             return None
+
+    def _say(self, line: str) -> None:
+        """Log a line once, however often a waiting process tries."""
+        if line not in self._said:
+            self._said.add(line)
+            log.warning("%s", line)
 
     def _path(self, ordinal: int) -> str:
         s = self._settings

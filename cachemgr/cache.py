@@ -8,12 +8,13 @@ it → `commit` seals and publishes.
 What other processes can write (the arena) is never handed over: only private copies whose check is done.
 
 Threads: lookup, acquire, hashes and release by any; restore, prepare, commit, abort and close by the step
-loop.
+loop. A process that found no arena free has a thread that asks for one every second until it gets it.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ _PIECE_NBYTES = 256 << 10
 _BATCH_NBYTES = 1 << 20
 """Small blocks go to the sink together, up to this; a big one goes alone, still hot when imported."""
 
-_TAKE_OVER_INTERVAL_S = 1.0
+_CLAIM_INTERVAL_S = 1.0
 
 
 class HostCache:
@@ -66,10 +67,10 @@ class HostCache:
             files.capacity, ttl_s=ttl_s, erase=self._erase, clock=clock, counts=self._counts
         )
         self._staging: list[npt.NDArray[np.uint8]] = []
-        self._next_take_over = clock() + _TAKE_OVER_INTERVAL_S
-        self._closed = False
-        for arena in files.claim():
-            self._attach(arena)
+        self._closed = Event()
+        self._claimer = Thread(target=self._claim_later, name="cache-claim", daemon=True)
+        if not self._claim() and files.capacity:
+            self._claimer.start()
 
     def hashes(self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "") -> list[BlockHash]:
         """See PrefixCache."""
@@ -81,7 +82,7 @@ class HostCache:
 
     def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
         """See PrefixCache. Nothing is fetched from elsewhere yet, so the lease is ready at once."""
-        self._maintain()
+        self._residence.sweep()
         slots = self._residence.pin(hashes)
         return SlotLease(slots, hashes[: len(slots)], owner=self, unpin=self._residence.unpin)
 
@@ -89,7 +90,7 @@ class HostCache:
         """See PrefixCache. What the sink raises is engine trouble and passes through."""
         if not isinstance(lease, SlotLease) or lease.owner is not self:
             raise TypeError("restore takes a lease of this cache")
-        if self._closed:
+        if self._closed.is_set():
             return first
         started = self._clock()
         staging = self._staging.pop() if self._staging else self._new_staging()
@@ -122,7 +123,7 @@ class HostCache:
     def commit(self, pending: PendingBlock) -> None:
         """See PrefixCache."""
         block = self._close_reservation(pending)
-        if self._closed:
+        if self._closed.is_set():
             return
         arena = self._arena(block.slot)
         if not arena.whole():
@@ -148,9 +149,11 @@ class HostCache:
 
     def close(self) -> None:
         """See PrefixCache."""
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
+        self._closed.set()
+        if self._claimer.ident is not None:
+            self._claimer.join()
         self._residence.close()
         for arena in self._arenas:
             arena.close()
@@ -201,17 +204,21 @@ class HostCache:
         rows = memory[start : start + self._batch * stride].reshape(self._batch, stride)
         return rows[:, : self._payload_nbytes]
 
-    def _maintain(self) -> None:
-        """Chores of every request: expired blocks, and once a second the arenas that other processes left."""
-        self._residence.sweep()
-        now = self._clock()
-        if now >= self._next_take_over and not self._closed:
-            self._next_take_over = now + _TAKE_OVER_INTERVAL_S
-            for arena in self._files.take_over():
-                self._attach(arena)
+    def _claim(self) -> bool:
+        """Attach the arenas that may be ours; True if there were any."""
+        arenas = self._files.claim()
+        for arena in arenas:
+            self._attach(arena)
+        return bool(arenas)
+
+    def _claim_later(self) -> None:
+        """Try again until there is an arena: during a reload the process before us still holds it at first."""
+        while not self._closed.wait(_CLAIM_INTERVAL_S):
+            if self._claim():
+                return
 
     def _attach(self, arena: Arena) -> None:
-        """Index what an arena holds, deepest and oldest first; what is neither readable nor kept is empty."""
+        """Index what an arena holds, deepest and oldest first; what is of no use is empty."""
         self._arenas.append(arena)
         first = arena.slots.start
         headers = arena.headers()

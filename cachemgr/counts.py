@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """Totals since this cache was opened. Written under the cache's lock; reading needs none."""
+    """Totals since the cache was opened. Each has one writer: the step loop or the lock's holder."""
 
     acquires: int = 0
     lookup_blocks: int = 0
