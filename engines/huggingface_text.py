@@ -20,9 +20,7 @@ class TextFacts:
     eos_token_ids: tuple[int, ...]
 
 
-def read_text_facts(
-    folder: Path, *, bos: int | None, eos: tuple[int, ...], vocab_size: int
-) -> TextFacts:
+def read_text_facts(folder: Path, *, bos: int | None, eos: tuple[int, ...], vocab_size: int) -> TextFacts:
     """Read the folder; `bos` and `eos` are config.json's. generation_config.json wins over the latter."""
     if not (folder / TOKENIZER).is_file():
         raise BuildError(f"{TOKENIZER}: missing in {folder.name}, supported: a fast tokenizer")

@@ -1,4 +1,4 @@
-"""Runs a contract graph of either target on ONNX Runtime: lanes in place, poison wherever nothing was written."""
+"""Runs a contract graph of either target on ONNX Runtime: lanes in place, poison beyond what was written."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,6 @@
 """Both graph targets against an independent reference: transformers' own models on torch CPU, in float32."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def check_idle_rows(run: GraphRun, case: Case) -> None:
     assert np.array_equal(before, run.kv[:, :, 1, :, : run.scratch]), "the idle lane was changed"
 
 
-# -- real weights ------------------------------------------------------------------------------------------------------
+# -- real weights --
 
 
 def as_transformers(decoder: Decoder) -> Any:
@@ -114,11 +114,11 @@ def as_transformers(decoder: Decoder) -> Any:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Iterator[Case]:
+def smollm2() -> Case:
     decoder = load_gguf(demo_gguf())
     rng = np.random.default_rng(5)
     tokens = [int(token) for token in rng.integers(0, decoder.config.geometry.vocab_size, SEQUENCE)]
-    yield Case(decoder, tokens, reference_logits(as_transformers(decoder), tokens), TOLERANCE)
+    return Case(decoder, tokens, reference_logits(as_transformers(decoder), tokens), TOLERANCE)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -129,7 +129,7 @@ def test_real_weights_agree_with_the_reference(smollm2: Case, target: str) -> No
     check_idle_rows(run, smollm2)
 
 
-# -- every architecture, small and random ------------------------------------------------------------------------------
+# -- every architecture, small and random --
 
 
 def load_case(folder: Path) -> Case:
@@ -166,37 +166,37 @@ def test_float16_tensorrt_graph_stays_near_the_reference(tmp_path: Path) -> None
     check_idle_rows(run, case)
 
 
-# -- the checks can fail -----------------------------------------------------------------------------------------------
+# -- the checks can fail --
 
 
-def insert(graph: EmittedGraph, reader: str, tensor: str, nodes: list[onnx.NodeProto], replacement: str) -> EmittedGraph:
-    """A copy in which the node named `reader` reads `replacement`, made by `nodes`, instead of `tensor`."""
+def insert(graph: EmittedGraph, *, reader: str, tensor: str, nodes: list[onnx.NodeProto]) -> EmittedGraph:
+    """A copy in which the node named `reader` reads what the last of `nodes` makes instead of `tensor`."""
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     index, node = next((i, node) for i, node in enumerate(model.graph.node) if node.name == reader)
     place = list(node.input).index(tensor)
-    node.input[place] = replacement
+    node.input[place] = nodes[-1].output[0]
     for offset, extra in enumerate(nodes):
         model.graph.node.insert(index + offset, extra)
     return EmittedGraph(model=model, weights=graph.weights)
 
 
 def upper_left_mask(graph: EmittedGraph) -> EmittedGraph:
-    """Queries count from 0, as is_causal without an offset would: right for a first prefill, wrong after it."""
+    """Queries count from 0, as a causal flag without an offset does: right for a first prefill only."""
     zero = helper.make_node("Sub", ["write_indices", "write_indices"], ["mutant.zero"])
     if any(node.op_type == "GroupQueryAttention" for node in graph.model.graph.node):
         cast = helper.make_node("Cast", ["mutant.zero"], ["mutant.zero.int32"], to=onnx.TensorProto.INT32)
-        return insert(graph, "valid", "written", [zero, cast], "mutant.zero.int32")
+        return insert(graph, reader="valid", tensor="written", nodes=[zero, cast])
     column = helper.make_node("Unsqueeze", ["write_indices", "ints.-1"], ["mutant.column"])
     relative = helper.make_node("Sub", ["position_ids", "mutant.column"], ["mutant.positions"])
-    return insert(graph, "queries.4d", "position_ids", [column, relative], "mutant.positions")
+    return insert(graph, reader="queries.4d", tensor="position_ids", nodes=[column, relative])
 
 
 def ignored_cache(graph: EmittedGraph) -> EmittedGraph:
     """The values of layer 1 come from a cache of zeros."""
     reader = next(node.name for node in graph.model.graph.node if "past_value_1" in node.input)
     empty = helper.make_node("Sub", ["past_value_1", "past_value_1"], ["mutant.empty"])
-    return insert(graph, reader, "past_value_1", [empty], "mutant.empty")
+    return insert(graph, reader=reader, tensor="past_value_1", nodes=[empty])
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("mutate", [upper_left_mask, ignored_cache])
-def test_a_wrong_graph_is_caught(tiny: Case, target: str, mutate: Callable[[EmittedGraph], EmittedGraph]) -> None:
+def test_a_wrong_graph_is_caught(
+    tiny: Case, target: str, mutate: Callable[[EmittedGraph], EmittedGraph]
+) -> None:
     graph = build(tiny.decoder, target)
     check_logits(new_run(graph, tiny, lanes=1), tiny)
     run = new_run(mutate(graph), tiny, lanes=1)

@@ -1,4 +1,4 @@
-"""Small random decoders saved by transformers itself: folders to load, and the reference that answers for them."""
+"""Small random decoders saved by transformers itself: folders to load, and the reference to compare with."""
 
 import json
 from pathlib import Path
@@ -25,15 +25,16 @@ _COMMON: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 
-_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+_FACTOR_4: dict[str, Any] = {"rope_theta": 1e4, "factor": 4.0}
+_YARN = {**_FACTOR_4, "rope_type": "yarn", "original_max_position_embeddings": 64}
 
 # name → (configuration class, what differs from _COMMON)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
     "llama-one-kv-head": ("LlamaConfig", {"num_key_value_heads": 1}),
     "llama-no-gqa-bias": ("LlamaConfig", {"num_key_value_heads": 4, "attention_bias": True}),
-    "llama-linear": ("LlamaConfig", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
-    "llama-dynamic": ("LlamaConfig", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
+    "llama-linear": ("LlamaConfig", {"rope_parameters": {**_FACTOR_4, "rope_type": "linear"}}),
+    "llama-dynamic": ("LlamaConfig", {"rope_parameters": {**_FACTOR_4, "rope_type": "dynamic"}}),
     "llama-3": (
         "LlamaConfig",
         {
@@ -50,7 +51,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn": ("LlamaConfig", {"rope_parameters": _YARN}),
     "llama-yarn-mscale": (
         "LlamaConfig",
-        {"rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.4, "beta_fast": 16.0, "truncate": False}},
+        {
+            "rope_parameters": {
+                **_YARN,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.4,
+                "beta_fast": 16.0,
+                "truncate": False,
+            }
+        },
     ),
     "llama-yarn-factor": ("LlamaConfig", {"rope_parameters": {**_YARN, "attention_factor": 1.3}}),
     "mistral-head-dim": ("MistralConfig", {"head_dim": 32, "sliding_window": 64}),
@@ -69,7 +78,7 @@ TOKENIZER = {
 
 
 def save_tiny(name: str, folder: Path, *, dtype: torch.dtype = torch.float32, shards: bool = False) -> Path:
-    """Save the model `name` with every parameter random, norms and biases too, so that none can be forgotten."""
+    """Save the model `name` with every parameter random, norms and biases too, so that none is forgotten."""
     kind, changes = MODELS[name]
     config = getattr(transformers, kind)(**{**_COMMON, **changes})
     torch.manual_seed(11)
