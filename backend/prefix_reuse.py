@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from backend.metrics import Reading
 from backend.sequence import Sequence as Running
 from backend.sequence import State
 from cachemgr import BlockHash, PendingBlock, PrefixCache
@@ -34,29 +35,49 @@ T = TypeVar("T")
 class RetainedLanes(Protocol):
     """The lane tier: which free lanes still hold the blocks of a finished sequence."""
 
-    def retain(self, lane: int, hashes: Sequence[BlockHash]) -> None:
+    def retain(self, lane: int, hashes: Sequence[BlockHash], *, now: float) -> None:
         """The lane holds these blocks from position 0 on."""
         ...
 
-    def match(self, hashes: Sequence[BlockHash]) -> tuple[int, int] | None:
+    def match(self, hashes: Sequence[BlockHash], *, now: float) -> tuple[int, int] | None:
         """(lane, blocks) of the lane with the longest run of leading blocks in common; None without one."""
         ...
 
-    def forget(self, lane: int) -> None:
-        """The lane is about to be written by someone else."""
+    def take(self, lane: int) -> None:
+        """A retained lane is about to be written again."""
+        ...
+
+    def expire(self, now: float) -> list[int]:
+        """Let go of lanes retained too long."""
         ...
 
 
 class PrefixReuse:
     """Everything that moves KV between lanes and the cache for the sequences of one engine."""
 
-    def __init__(self, engine: Engine, cache: PrefixCache, *, lanes: LanePool, tier: RetainedLanes) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        cache: PrefixCache,
+        *,
+        lanes: LanePool,
+        tier: RetainedLanes,
+        clock: Callable[[], float],
+    ) -> None:
         self._engine = engine
         self._cache = cache
         self._lanes = lanes
         self._tier = tier
+        self._clock = clock
         self._block = engine.spec.block_tokens
+        self._owned: set[LaneId] = set()
         self.cache_errors = 0
+        self.hit_tokens = {"lane": 0, "host": 0}
+
+    def readings(self) -> list[Reading]:
+        """Totals for the metrics page."""
+        hits = [Reading("hit_tokens_total", float(tokens), tier) for tier, tokens in self.hit_tokens.items()]
+        return [*hits, Reading("cache_errors_total", float(self.cache_errors))]
 
     def acquire(self, seq: Running) -> None:
         """Ask for the known blocks of the prompt; an earlier lease is let go after the new one pins."""
@@ -72,17 +93,18 @@ class PrefixReuse:
 
         Raises EngineError when the engine cannot import; the lane is reserved then, `leave` gives it back.
         """
-        match = self._tier.match(seq.hashes) if seq.hashes else None
-        lane = self._lanes.reserve(seq.room, prefer=LaneId(match[0]) if match else None)
+        known = seq.lease.blocks if seq.lease is not None else 0
+        lane, in_place = self._reserve(seq, known)
         if lane is None:
             return False
         seq.lane = lane
-        in_place = match[1] if match and match[0] == lane else 0
-        self._tier.forget(lane)
-        known = seq.lease.blocks if seq.lease is not None else 0
+        self._owned.add(lane)
         usable = max(in_place, self._restore(seq, lane, in_place))
-        seq.kept = min(usable, max(known, 0))  # blocks that only the lane had are offered to the cache again
+        seq.kept = min(usable, known)  # blocks that only the lane had are offered to the cache again
         seq.written = seq.cached_tokens = max(0, min(usable * self._block, seq.prompt_tokens - 2))
+        lane_tokens = min(in_place * self._block, seq.cached_tokens)
+        self.hit_tokens["lane"] += lane_tokens
+        self.hit_tokens["host"] += seq.cached_tokens - lane_tokens
         return True
 
     def keep(self, seq: Running) -> None:
@@ -103,9 +125,10 @@ class PrefixReuse:
         if seq.lane is None:
             return
         lane, seq.lane = seq.lane, None
+        self._owned.discard(lane)
         blocks = min(seq.written // self._block, len(seq.hashes)) if retain else 0
         if blocks:
-            self._tier.retain(lane, seq.hashes[:blocks])
+            self._tier.retain(lane, seq.hashes[:blocks], now=self._clock())
         self._lanes.release(lane, retain=blocks > 0)
 
     def check_integrity(self, open_sequences: Sequence[Running]) -> None:
@@ -117,6 +140,24 @@ class PrefixReuse:
                 request = seq.request
                 names = self._cache.hashes(known, namespace=request.namespace, salt=request.cache_salt)
                 assert names == seq.hashes, "blocks are named after other tokens"
+
+    def _reserve(self, seq: Running, known: int) -> tuple[LaneId | None, int]:
+        """A lane, and how many leading blocks of the prompt it holds already.
+
+        A retained lane is worth taking if it has blocks that the cache lost, or if it does not widen the span
+        of lanes that every decode step covers; else copying the blocks into a nearer lane is cheaper.
+        """
+        now = self._clock()
+        for expired in self._tier.expire(now):
+            self._lanes.forget(LaneId(expired))
+        retained = self._lanes.retained
+        match = self._tier.match(seq.hashes, now=now) if seq.hashes and retained else None
+        near = match is not None and (not self._owned or match[0] <= max(self._owned) + 1)
+        wanted = LaneId(match[0]) if match is not None and (near or match[1] > known) else None
+        lane = self._lanes.reserve(seq.room, prefer=wanted)
+        if lane in retained:
+            self._tier.take(lane)
+        return lane, match[1] if match is not None and match[0] == lane else 0
 
     def _restore(self, seq: Running, lane: LaneId, first: int) -> int:
         lease, seq.lease = seq.lease, None

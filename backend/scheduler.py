@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from backend.errors import Overloaded
+from backend.metrics import Load
 from backend.prefix_reuse import PrefixReuse
 from backend.sequence import Sequence, State
 from cachemgr import BlockHash
@@ -91,14 +92,16 @@ class Scheduler:
         """All sequences that have not ended, running ones first."""
         return [*self._running, *self._queue]
 
-    def queued_prefill_tokens(self) -> int:
-        """Prompt tokens not written yet, of waiting and running sequences."""
-        queued = sum(seq.prompt_tokens for seq in self._queue)
-        return queued + sum(max(0, seq.prompt_tokens - seq.written) for seq in self._running)
-
-    def written_tokens(self) -> int:
-        """Positions of running sequences that hold KV."""
-        return sum(seq.written for seq in self._running)
+    def load(self) -> Load:
+        """How busy this engine is."""
+        unwritten = sum(max(0, seq.prompt_tokens - seq.written) for seq in self._running)
+        return Load(
+            requests_waiting=len(self._queue),
+            requests_running=len(self._running),
+            queued_prefill_tokens=unwritten + sum(seq.prompt_tokens for seq in self._queue),
+            kv_tokens_used=sum(seq.written for seq in self._running),
+            kv_tokens_capacity=self._spec.lanes * self._spec.max_seq_len,
+        )
 
     def submit(self, seq: Sequence) -> None:
         """Queue a sequence. Raises Overloaded when `max_queue_size` others wait for a lane already."""

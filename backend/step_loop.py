@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 
 from backend.errors import BackendError, EngineFailed, Overloaded
 from backend.generation import Generation, ReplySink
+from backend.metrics import Load
 from backend.sequence import Sequence
 from backend.stepper import Stepper
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 IDLE_BEAT_S = 1.0
 LOADING_BEAT_S = 0.002
+LOAD_EVERY_S = 0.5
 JOIN_MARGIN_S = 30.0
 
 OpenSequence = Callable[[int, Generation, ReplySink], Sequence]
@@ -60,7 +62,9 @@ class StepLoop:
         self._closed: BackendError | None = None
         self._tickets = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
+        self._next_load = 0.0
         self.heartbeat = clock()
+        self.load = Load()
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -115,10 +119,17 @@ class StepLoop:
             self.heartbeat = self._clock()
             progressed = stepper.busy and stepper.step()
             stepper.flush()
+            self._measure_load()
             if not stepper.busy:
                 wait_s = IDLE_BEAT_S
             else:
                 wait_s = 0.0 if progressed else LOADING_BEAT_S
+
+    def _measure_load(self) -> None:
+        """Refresh `load` for the metrics page, whenever the loop runs dry and twice a second else."""
+        if self.heartbeat >= self._next_load or not self._stepper.busy:
+            self._next_load = self.heartbeat + LOAD_EVERY_S
+            self.load = self._stepper.scheduler.load()
 
     def _take(self, wait_s: float) -> _Stop | None:
         """Handle everything in the inbox, waiting up to `wait_s` for the first message."""

@@ -13,6 +13,7 @@ from backend.scheduler import Scheduler, SchedulerLimits
 from backend.sequence import Sequence as Running
 from backend.sequence import open_sequence
 from backend.stepper import DirectOutbox, Stepper
+from cachemgr import LaneTier
 from engines import EngineSpec, Geometry, LaneId, LanePool, Logits, StepError
 
 BLOCK = 4
@@ -277,29 +278,16 @@ def generation(
     )
 
 
-class NoRetainedLanes:
-    """A lane tier that never finds anything."""
-
-    def retain(self, lane, hashes):
-        pass
-
-    def match(self, hashes):
-        return None
-
-    def forget(self, lane):
-        pass
-
-
 class Rig:
     """A stepper over the fake engine, driven by hand; `now` is its clock."""
 
-    def __init__(self, *, engine=None, cache=None, limits=None, tier=None, sampler=None, outbox=None) -> None:
+    def __init__(self, *, engine=None, cache=None, limits=None, lane_ttl_s=0.0, sampler=None, outbox=None) -> None:
         self.now = 0.0
         self.engine = engine or FakeEngine()
         self.cache = DictCache() if cache is None else cache
         self.lanes = LanePool(self.engine.spec)
-        self.tier = tier or NoRetainedLanes()
-        self.reuse = PrefixReuse(self.engine, self.cache, lanes=self.lanes, tier=self.tier)
+        self.tier = LaneTier(ttl_s=lane_ttl_s)
+        self.reuse = PrefixReuse(self.engine, self.cache, lanes=self.lanes, tier=self.tier, clock=lambda: self.now)
         small = SchedulerLimits(max_queue_size=64, prefill_chunk_tokens=8, idle_chunk_tokens=16)
         self.limits = limits or small
         self.scheduler = Scheduler(self.engine.spec, self.lanes, reuse=self.reuse, limits=self.limits)

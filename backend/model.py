@@ -1,0 +1,14 @@
+"""What Triton's Python stub imports, as top-level module `model`: finds the rooms beside this file, and hands over.
+
+The stub puts this folder at the end of sys.path; the front is where it must be, so that no other installed
+package named `backend` or `engines` is taken instead.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from backend.triton import TritonPythonModel  # noqa: E402  (the path must be set first)
+
+__all__ = ["TritonPythonModel"]

@@ -1,0 +1,166 @@
+"""What an operator may set: per model in config.pbtxt parameters, per node in tensorcache.toml.
+
+Two files, because two people write them: whoever may load a model may also send Triton a changed config.pbtxt, so
+nothing that trust, secrets or the memory of the node depend on is read from there.
+
+Everything is checked here, once; a value that is wrong, unknown or out of range is a ConfigError of one line.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from backend.errors import ConfigError
+from backend.scheduler import SchedulerLimits
+from cachemgr import CacheError, CacheSettings
+from engines import EngineOptions, TrustSettings
+
+T = TypeVar("T")
+
+TRITON_KEYS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"})
+"""Parameters that Triton itself and its Python backend read."""
+
+_AT = re.compile(r" - at `\$\.?([^`]*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_CHOICE = re.compile(r"Invalid enum value (.*)")
+_GOT = re.compile(r", got `[^`]*`")
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of a decoder's config.pbtxt. `None`: what the release says. Chunks are tokens per step."""
+
+    lanes: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    max_seq_len: Annotated[int, msgspec.Meta(ge=16)] | None = None
+    max_queue_size: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 256
+    prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=2)] = 128
+    idle_chunk_tokens: Annotated[int, msgspec.Meta(ge=2)] = 512
+    default_max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 256
+    cache: Literal["on", "off"] = "on"
+    lane_ttl_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    drain_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 20.0
+
+    def engine_options(self) -> EngineOptions:
+        """The part an engine is opened with."""
+        return EngineOptions(threads=self.threads, lanes=self.lanes, max_seq_len=self.max_seq_len)
+
+    def limits(self) -> SchedulerLimits:
+        """The part the scheduler keeps."""
+        return SchedulerLimits(
+            max_queue_size=self.max_queue_size,
+            prefill_chunk_tokens=self.prefill_chunk_tokens,
+            idle_chunk_tokens=self.idle_chunk_tokens,
+        )
+
+
+class FacadeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of a facade's config.pbtxt: the decoder it asks, and how many requests it has open at once."""
+
+    facade_for: Annotated[str, msgspec.Meta(min_length=1)]
+    max_open_requests: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+
+
+class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cluster: str = "local"
+    id: str = "node-1"
+
+
+class _Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    keys: tuple[str, ...] = ()
+    min_release: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+
+
+class _Secrets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dir: str = "secrets"
+
+
+class _Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    arena_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    ttl_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    directory: str = "/dev/shm"
+
+
+class _NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    node: _Node = _Node()
+    trust: _Trust = _Trust()
+    secrets: _Secrets = _Secrets()
+    host: _Host = _Host()
+
+
+class NodeSettings(msgspec.Struct, frozen=True):
+    """tensorcache.toml, with paths made absolute."""
+
+    trust: TrustSettings
+    secrets_dir: Path
+    cache: CacheSettings
+
+
+def read_model_settings(parameters: Mapping[str, str]) -> ModelSettings:
+    """Settings of a decoder from config.pbtxt parameters (name → text)."""
+    return _convert(_own(parameters), ModelSettings, where="config.pbtxt parameter")
+
+
+def read_facade_settings(parameters: Mapping[str, str]) -> FacadeSettings:
+    """Settings of a facade from config.pbtxt parameters (name → text)."""
+    return _convert(_own(parameters), FacadeSettings, where="config.pbtxt parameter")
+
+
+def read_node_settings(path: Path) -> NodeSettings:
+    """Settings of the node; paths in the file are relative to it."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a readable tensorcache.toml, found: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: expected TOML, found: {error}") from None
+    file = _convert(data, _NodeFile, where=f"{path}:")
+    root = path.resolve().parent
+    try:
+        cache = CacheSettings(
+            cluster=file.node.cluster,
+            node=file.node.id,
+            host_bytes=file.host.bytes,
+            arena_bytes=file.host.arena_bytes,
+            ttl_s=file.host.ttl_s,
+            directory=str(root / file.host.directory),
+        )
+    except CacheError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    keys = tuple(root / key for key in file.trust.keys)
+    return NodeSettings(TrustSettings(keys, dict(file.trust.min_release)), root / file.secrets.dir, cache)
+
+
+def _own(parameters: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in parameters.items() if key not in TRITON_KEYS}
+
+
+def _convert(data: Mapping[str, Any], kind: type[T], *, where: str) -> T:
+    """Texts become numbers where the field is one; the error names key, limit and value."""
+    try:
+        return msgspec.convert(data, kind, strict=where.endswith(":"))
+    except msgspec.ValidationError as error:
+        text = str(error)
+    at = _AT.search(text)
+    key, problem = (at.group(1), text[: at.start()]) if at else ("", text)
+    if unknown := _UNKNOWN.fullmatch(problem):
+        key, problem = f"{key}.{unknown.group(1)}".lstrip("."), "unknown key"
+    elif choice := _CHOICE.fullmatch(problem):
+        allowed = " or ".join(get_args(get_type_hints(kind).get(key)))
+        problem = f"expected {allowed or 'another value'}, found {choice.group(1)}"
+    else:
+        expected = _GOT.sub("", problem).replace("Expected", "expected").replace("`", "").replace(" | null", "")
+        problem = expected + _found(data, key)
+    raise ConfigError(f"{where} {key}: {problem}")
+
+
+def _found(data: Any, key: str) -> str:
+    for part in key.split("."):
+        if not isinstance(data, Mapping) or part not in data:
+            return ""
+        data = data[part]
+    return f", found {data!r}"

@@ -1,0 +1,264 @@
+"""The Triton side: the only module that speaks pb_utils. Requests in, responses and metrics out.
+
+One class serves both kinds of model: a decoder (decoupled) and, where config.pbtxt has the parameter
+`facade_for`, a facade (not decoupled) that asks a decoder and joins its answer.
+
+pb_utils exists only inside Triton's Python stub, so it is imported when Triton calls: this module itself loads
+anywhere, which is how a deployment is checked without a server.
+
+Threads: Triton calls `initialize`, `execute` and `finalize` on one thread (T1); senders are used by the replies
+thread (decoder) or a facade thread.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.access import OpenAccess
+from backend.composition import open_decoder
+from backend.environment import config_path
+from backend.errors import BackendError, ConfigError, DeadlineExceeded, InvalidRequest, Overloaded
+from backend.facade import Facade, FacadeService
+from backend.generation import Delta, Generation
+from backend.io import INPUTS, OUTPUTS
+from backend.metrics import PREFIX, Counter, Gauge, Histogram, Labels
+from backend.service import DecoderService
+from backend.settings import read_facade_settings, read_model_settings, read_node_settings
+from cachemgr import CacheError
+from engines import EngineError
+
+log = logging.getLogger(__name__)
+
+FACADE_PARAMETER: Final = "facade_for"
+RELEASE_DIGITS: Final = 16
+
+
+def _pb_utils() -> Any:
+    try:
+        import triton_python_backend_utils as pb_utils
+    except ImportError as error:
+        raise ConfigError(f"pb_utils: expected to run inside Triton's Python stub, found: {error}") from None
+    return pb_utils
+
+
+class TritonPythonModel:
+    """What Triton's stub looks for in model.py."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        """Declare inputs, outputs and the transaction policy, so that config.pbtxt need not."""
+        config = auto_complete_model_config
+        facade = FACADE_PARAMETER in config.as_dict().get("parameters", {})
+        for port in INPUTS:
+            config.add_input({**port.as_config(), "optional": port.optional})
+        for port in OUTPUTS:
+            config.add_output(port.as_config())
+        config.set_max_batch_size(0)
+        config.set_model_transaction_policy({"decoupled": not facade})
+        return config
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load everything; a refusal is one line, and Triton keeps serving its other models."""
+        self._pb = _pb_utils()
+        _log_to_stderr()
+        name, version = args["model_name"], args["model_version"]
+        try:
+            self._service = self._open(args, name, version)
+        except (BackendError, EngineError, CacheError) as error:
+            log.error("model %s version %s refused: %s", name, version, error)
+            raise self._pb.TritonModelException(f"{name}: {error}") from None
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Start requests and return; answers are sent through response senders."""
+        for request in requests:
+            self._service.start(request)
+
+    def is_ready(self) -> bool:
+        """Newer servers ask this for the model's readiness."""
+        return bool(self._service.ready)
+
+    def finalize(self) -> None:
+        """Drain and close."""
+        self._service.close()
+
+    def _open(self, args: Mapping[str, str], name: str, version: str) -> "_Decoder | FacadeService":
+        config = json.loads(args["model_config"])
+        parameters = {key: entry["string_value"] for key, entry in config.get("parameters", {}).items()}
+        if FACADE_PARAMETER in parameters:
+            facade = Facade(self._pb, read_facade_settings(parameters), statuses=_Statuses(self._pb))
+            return FacadeService(facade)
+        settings = read_model_settings(parameters)
+        node = read_node_settings(config_path(Path(__file__).resolve().parent.parent))
+        service = open_decoder(
+            name,
+            Path(args["model_repository"]) / version,
+            settings=settings,
+            node=node,
+            authoriser=OpenAccess(),
+            instruments=TritonInstruments(self._pb),
+            labels={"model": name, "version": version},
+        )
+        return _Decoder(self._pb, service)
+
+
+class _Decoder:
+    """Feeds a DecoderService from Triton's requests."""
+
+    def __init__(self, pb_utils: Any, service: DecoderService) -> None:
+        self._pb = pb_utils
+        self._service = service
+        self._statuses = _Statuses(pb_utils)
+
+    @property
+    def ready(self) -> bool:
+        return self._service.ready
+
+    def start(self, request: Any) -> None:
+        response_sender = request.get_response_sender()
+        wanted = frozenset(request.requested_output_names())
+        release = self._service.release[:RELEASE_DIGITS]
+
+        def sender(generation: Generation | None) -> TritonSender:
+            return TritonSender(
+                self._pb,
+                response_sender,
+                statuses=self._statuses,
+                encode=ResponseTensors(self._pb, wanted, release=release, generation=generation),
+            )
+
+        parameters = json.loads(request.parameters() or "{}")
+        if request.timeout() and "timeout" not in parameters:
+            parameters["timeout"] = request.timeout()
+        self._service.handle(
+            request.request_id(), lambda: _inputs(request), parameters, sender=sender
+        )
+
+    def close(self) -> None:
+        self._service.close()
+
+
+class ResponseTensors:
+    """Turns deltas of one generation into output tensors, only those the caller wants (none named: all)."""
+
+    def __init__(
+        self, pb_utils: Any, wanted: frozenset[str], *, release: str, generation: Generation | None
+    ) -> None:
+        self._pb = pb_utils
+        self._wanted = wanted
+        self._release = release
+        self._logprobs = generation is not None and generation.logprobs
+
+    def __call__(self, delta: Delta) -> list[Any]:
+        """Text and ids always; logprobs if asked for; the reason and the totals with the last delta."""
+        columns: dict[str, npt.NDArray[Any]] = {
+            "text_output": _text(delta.text),
+            "output_ids": np.array(delta.token_ids, dtype=np.int32),
+        }
+        if self._logprobs:
+            columns["logprobs"] = np.array(delta.logprobs, dtype=np.float32)
+        if delta.finish is not None and delta.usage is not None:
+            columns["finish_reason"] = _text(delta.finish.value)
+            columns["num_input_tokens"] = np.array([delta.usage.input_tokens], dtype=np.uint32)
+            columns["num_output_tokens"] = np.array([delta.usage.output_tokens], dtype=np.uint32)
+            columns["num_cached_tokens"] = np.array([delta.usage.cached_tokens], dtype=np.uint32)
+            columns["release"] = _text(self._release)
+        wanted = self._wanted or columns.keys()
+        return [self._pb.Tensor(name, array) for name, array in columns.items() if name in wanted]
+
+
+class TritonSender:
+    """The way back to one caller, over Triton's response sender."""
+
+    def __init__(
+        self, pb_utils: Any, response_sender: Any, *, statuses: "_Statuses", encode: ResponseTensors
+    ) -> None:
+        self._pb = pb_utils
+        self._sender = response_sender
+        self._statuses = statuses
+        self._encode = encode
+
+    def send(self, delta: Delta, *, final: bool) -> None:
+        """One response; FINAL goes out by itself after the last one, also if that one could not be sent."""
+        try:
+            if delta.error is not None:
+                response = self._pb.InferenceResponse(error=self._statuses.error(delta.error))
+            else:
+                response = self._pb.InferenceResponse(output_tensors=self._encode(delta))
+            self._sender.send(response)
+        finally:
+            if final:
+                self._sender.send(flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def cancelled(self) -> bool:
+        """True once the caller went away."""
+        return bool(self._sender.is_cancelled())
+
+
+class _Statuses:
+    """Our error tree in Triton's status codes."""
+
+    def __init__(self, pb_utils: Any) -> None:
+        self._error = pb_utils.TritonError
+
+    def error(self, error: Exception) -> Any:
+        code = self._error.INTERNAL
+        if isinstance(error, InvalidRequest):
+            code = self._error.INVALID_ARG
+        elif isinstance(error, Overloaded | DeadlineExceeded):
+            code = self._error.UNAVAILABLE
+        return self._error(str(error), code)
+
+
+class TritonInstruments:
+    """Metrics on Triton's own endpoint. Families are kept: a metric dies with its family."""
+
+    def __init__(self, pb_utils: Any) -> None:
+        self._families: dict[str, Any] = {}
+        self._family_type = pb_utils.MetricFamily
+
+    def counter(self, name: str, description: str, labels: Labels) -> Counter:
+        """See Instruments."""
+        metric: Counter = self._family(name, description, self._family_type.COUNTER).Metric(labels=dict(labels))
+        return metric
+
+    def gauge(self, name: str, description: str, labels: Labels) -> Gauge:
+        """See Instruments."""
+        metric: Gauge = self._family(name, description, self._family_type.GAUGE).Metric(labels=dict(labels))
+        return metric
+
+    def histogram(
+        self, name: str, description: str, labels: Labels, *, buckets: Sequence[float]
+    ) -> Histogram:
+        """See Instruments."""
+        family = self._family(name, description, self._family_type.HISTOGRAM)
+        metric: Histogram = family.Metric(labels=dict(labels), buckets=list(buckets))
+        return metric
+
+    def _family(self, name: str, description: str, kind: Any) -> Any:
+        if name not in self._families:
+            self._families[name] = self._family_type(name=PREFIX + name, description=description, kind=kind)
+        return self._families[name]
+
+
+def _inputs(request: Any) -> dict[str, npt.NDArray[Any]]:
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def _text(value: str) -> npt.NDArray[Any]:
+    return np.array([value.encode("utf-8")], dtype=np.object_)
+
+
+def _log_to_stderr() -> None:
+    """The stub shares the server's stderr; without a handler Python would drop what is below WARNING."""
+    if not logging.getLogger().handlers:
+        logging.basicConfig(
+            stream=sys.stderr,
+            level=logging.INFO,
+            format="%(levelname).1s %(asctime)s %(name)s: %(message)s",
+        )
