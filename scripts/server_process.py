@@ -9,6 +9,7 @@ Invariants
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -95,13 +96,13 @@ class ServerProcess:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
-    def log_tail(self, lines: int = 15) -> str:
-        """The last lines this server wrote that look like a reason, else simply its last lines."""
+    def log_tail(self, lines: int = 8) -> str:
+        """Why it ended, from its own log: its last error lines, or its first lines if it never got that far."""
         with self._log.open("rb") as source:
             source.seek(self._log_start)
             text = source.read().decode("utf-8", "replace").splitlines()
-        reasons = [line for line in text if line.startswith(("E0", "E1")) or "rror" in line]
-        return "\n".join((reasons or text)[-lines:])
+        reasons = [line for line in text if re.match(r"E\d{4} ", line)]
+        return "\n".join(reasons[-lines:] or text[:lines])
 
 
 def living_stubs(server_pid: int) -> list[StubProcess]:

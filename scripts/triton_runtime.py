@@ -162,7 +162,6 @@ def server_command(install: TritonInstall, launch: TritonLaunch) -> list[str]:
         "--grpc-header-forward-pattern=(?i)authorization",
         f"--backend-config=python,shm-region-prefix-name={launch.shm_prefix}",
         f"--exit-timeout-secs={launch.exit_timeout_s}",
-        "--disable-auto-complete-config=false",
         "--allow-gpu-metrics=false",
         "--strict-readiness=true",
         "--exit-on-error=false",

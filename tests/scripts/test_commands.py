@@ -94,7 +94,9 @@ def test_an_altered_release_is_not_deployed(
     (tmp_path / "models").mkdir()
     words = ["deploy", "small", str(release), "--model-repo", str(tmp_path / "models"), "--key", str(public)]
     assert main(words) == 1
-    assert re.search("digest: expected SHA-256 [0-9a-f]{64} of tokenizer.json, found ", capsys.readouterr().err)
+    assert re.search(
+        "digest: expected SHA-256 [0-9a-f]{64} of tokenizer.json, found ", capsys.readouterr().err
+    )
     assert not (tmp_path / "models" / "small" / "1" / "current").exists()
 
 
@@ -137,7 +139,9 @@ def test_build_never_replaces_a_folder_that_is_no_release(tmp_path: Path) -> Non
     assert main(["build", "demo", "--out", str(tmp_path / "precious")]) == 2
 
 
-def test_install_lays_out_a_backend_that_imports_from_there_alone(tmp_path: Path, signed: tuple[Path, Path]) -> None:
+def test_install_lays_out_a_backend_that_imports_from_there_alone(
+    tmp_path: Path, signed: tuple[Path, Path]
+) -> None:
     backends, models = tmp_path / "backends", tmp_path / "models"
     words = ["install", "--dest", str(backends), "--model-repo", str(models), "--key", str(signed[1])]
     assert main(words) == 0
