@@ -33,11 +33,15 @@ class RowFilters:
         """Whether no token is filtered out."""
         return self.top_k >= vocab_size and self.top_p >= 1 and self.min_p <= 0
 
-    def settled_by(self, candidates: Floats, total: float, floor: float) -> bool:
+    def settled_by(self, candidates: Floats, total: float, *, floor: float, vocab_size: int) -> bool:
         """Whether all that stay are among `candidates`: the weights above `floor` of a mass of `total`."""
-        if self.top_k <= len(candidates) or self.min_p > floor:
+        if self.top_k <= len(candidates):
             return True
-        return self.top_p < 1 and float(candidates.sum()) >= self.top_p * total
+        if self.top_p >= 1:
+            return self.min_p > floor
+        if self.top_k < vocab_size:  # top-p is over the mass that top-k leaves, which is not known here
+            return False
+        return self.min_p > floor or float(candidates.sum()) >= self.top_p * total
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,8 @@ def _edge(weights: npt.NDArray[np.float32], goal: float, *, by_mass: bool) -> tu
         inside = inside[keys == len(bins) - 1 - place]
     if lowest == highest:
         each = float(inside[0]) if by_mass else 1.0
-        return inside[0], max(1, math.ceil((goal - above) / each))
+        missing = goal - above
+        return inside[0], max(1, math.ceil(missing / each)) if each else len(weights)
     ordered = np.sort(inside)[::-1]
     measure = ordered.astype(np.float64) if by_mass else np.ones(len(ordered))
     kept = max(1, int(np.count_nonzero(above + np.cumsum(measure) - measure < goal)))

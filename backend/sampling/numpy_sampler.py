@@ -1,14 +1,14 @@
 """The sampler for logits in host memory: greedy and filtered sampling, vectorised over rows, in numpy alone.
 
-Large vocabularies are cut first: one pass makes the weights of a row, and only tokens heavier than FLOOR are
-sorted. Where the filters keep more than those (flat logits), the row is drawn from the whole vocabulary by
+Large vocabularies are cut first: one pass makes the weights of a row, and only tokens heavier than a floor
+are sorted. Where the filters keep more than those (flat logits), the row is drawn from the whole vocabulary by
 histogram. Both are exact.
 
 Bits: a row takes the same path and the same operations on its own data whatever the other rows are. Its
 randomness is one uniform from Philox(seed, position). Threads: one owner.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,7 @@ from backend.errors import EngineFailed
 from backend.generation import SamplingParams
 from backend.sampling.contract import Sampled, SamplerRow
 from backend.sampling.nucleus import Filters, Floats, Ints, RowFilters, draw_candidates, draw_wide
-from backend.sampling.philox import uniforms
+from backend.sampling.philox import uniforms as philox_uniforms
 from backend.sampling.rows import NumpyRow
 
 SMALL_VOCABULARY: Final = 1024
@@ -30,6 +30,7 @@ FLOORS: Final = tuple(float(np.exp(np.float32(-depth))) for depth in (4, 6, 8))
 """Candidates weigh more than this times the heaviest token; the next is tried where filters keep more."""
 
 Logits = npt.NDArray[np.float32]
+Uniforms = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class _Draws:
         seeds = np.array([p.seed for p in params], dtype=np.uint64)
         return cls(np.array(index, dtype=np.int64), own, scale, filters, seeds)
 
-    def uniforms(self) -> Floats:
-        """The uniform of every row at its position."""
-        return uniforms(self.seeds, np.array([row.position for row in self.rows], dtype=np.uint64))
+    def positions(self) -> npt.NDArray[np.uint64]:
+        """The position of every row."""
+        return np.array([row.position for row in self.rows], dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,10 @@ class _Plan:
 class NumpySampler:
     """Sampler over numpy arrays; `vocab_size` is V of every step."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, uniforms: Uniforms = philox_uniforms) -> None:
+        """`uniforms` makes the randomness: one double in [0, 1) for each (seed, position)."""
         self._vocab_size = vocab_size
+        self._uniforms = uniforms
         self._scratch = np.empty(vocab_size, dtype=np.float32)
         self._plan = self._make_plan([])
 
@@ -132,15 +135,15 @@ class NumpySampler:
         """One token for each row of `draws`."""
         if not draws.rows:
             return draws.index
+        u = self._uniforms(draws.seeds, draws.positions())
         if self._vocab_size > SMALL_VOCABULARY:
-            return self._draw_cut(logits, peaks, draws)
+            return self._draw_cut(logits, peaks, draws, u)
         weights = np.exp((logits[draws.index] - peaks[draws.index, None]) * draws.scale[:, None])
-        return draw_candidates(weights.astype(np.float64), filters=draws.filters, u=draws.uniforms())
+        return draw_candidates(weights.astype(np.float64), filters=draws.filters, u=u)
 
-    def _draw_cut(self, logits: Logits, peaks: Logits, draws: _Draws) -> Ints:
+    def _draw_cut(self, logits: Logits, peaks: Logits, draws: _Draws, u: Floats) -> Ints:
         """Cut every row to its candidates; rows whose filters keep more draw from the whole vocabulary."""
         tokens = np.empty(len(draws.index), dtype=np.int64)
-        u = draws.uniforms()
         cuts: dict[int, _Cut] = {}
         weights = self._scratch
         for j, i in enumerate(draws.index.tolist()):
@@ -182,7 +185,7 @@ def _cut(weights: Logits, filters: RowFilters) -> _Cut | None:
             return None
         ids = np.flatnonzero(heavy)
         own = weights[ids].astype(np.float64)
-        if filters.settled_by(own, total, floor):
+        if filters.settled_by(own, total, floor=floor, vocab_size=len(weights)):
             return _Cut(ids, own, total)
     return None
 
