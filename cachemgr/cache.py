@@ -212,13 +212,13 @@ class HostCache:
         return bool(arenas)
 
     def _claim_later(self) -> None:
-        """Try again until there is an arena: during a reload the process before us still holds it at first."""
+        """Try until there is an arena: during a reload the process before us still holds it at first."""
         while not self._closed.wait(_CLAIM_INTERVAL_S):
             if self._claim():
                 return
 
     def _attach(self, arena: Arena) -> None:
-        """Index what an arena holds, deepest and oldest first; what is of no use is empty."""
+        """Index what an arena holds, deepest and oldest first; useless slots are empty."""
         self._arenas.append(arena)
         first = arena.slots.start
         headers = arena.headers()
