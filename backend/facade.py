@@ -77,15 +77,15 @@ class Facade:
             timeout=request.timeout(),
             parameters={key: value for key, value in parameters.items() if _forwarded(key)},
         )
-        answer = None
-        for response in question.exec(decoupled=True):
+        answers = []
+        for response in question.exec(decoupled=True):  # to its end: a stub with half-read answers cannot exit
             if response.has_error():
-                return self._pb.InferenceResponse(error=response.error())
-            if response.output_tensors():
-                answer = self._pb.InferenceResponse(output_tensors=response.output_tensors())
-        if answer is None:
+                answers.append(self._pb.InferenceResponse(error=response.error()))
+            elif response.output_tensors():
+                answers.append(self._pb.InferenceResponse(output_tensors=response.output_tensors()))
+        if not answers:
             raise EngineFailed(f"{self._settings.facade_for}: ended without an answer")
-        return answer
+        return answers[0]
 
 
 def _forwarded(name: str) -> bool:

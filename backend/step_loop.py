@@ -22,7 +22,6 @@ from queue import Empty, SimpleQueue
 
 from backend.errors import BackendError, EngineFailed, Overloaded
 from backend.generation import Generation, ReplySink
-from backend.metrics import Load
 from backend.sequence import Sequence
 from backend.stepper import Stepper
 
@@ -64,7 +63,7 @@ class StepLoop:
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         self._next_load = 0.0
         self.heartbeat = clock()
-        self.load = Load()
+        self.load = stepper.scheduler.load()
         self.failure: BaseException | None = None
 
     def start(self) -> None:

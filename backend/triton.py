@@ -184,16 +184,19 @@ class TritonSender:
         self._encode = encode
 
     def send(self, delta: Delta, *, final: bool) -> None:
-        """One response; FINAL goes out by itself after the last one, also if that one could not be sent."""
+        """One response; FINAL goes out by itself after the last one, but together with an error.
+
+        A BLS caller (the facade) that reads past an error response with a FINAL of its own waits for ever.
+        """
+        flags = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if delta.error is not None:
+            self._sender.send(self._pb.InferenceResponse(error=self._statuses.error(delta.error)), flags=flags)
+            return
         try:
-            if delta.error is not None:
-                response = self._pb.InferenceResponse(error=self._statuses.error(delta.error))
-            else:
-                response = self._pb.InferenceResponse(output_tensors=self._encode(delta))
-            self._sender.send(response)
+            self._sender.send(self._pb.InferenceResponse(output_tensors=self._encode(delta)))
         finally:
             if final:
-                self._sender.send(flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                self._sender.send(flags=flags)
 
     def cancelled(self) -> bool:
         """True once the caller went away."""
