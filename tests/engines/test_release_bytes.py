@@ -1,5 +1,6 @@
 """A release's bytes: altered, cut, replaced while they are read; and what it says about itself."""
 
+import errno
 import hashlib
 import os
 import re
@@ -48,6 +49,42 @@ def test_a_truncated_or_longer_file_is_refused(served: Path, load: Callable[[], 
     for content in (whole[:-1], whole + b"\0", whole * 2):
         (served / name).write_bytes(content)
         assert name in refusal(load).expected
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 7])
+def test_a_file_of_any_size_loads_whole(write_release: WriteRelease, keys: Keys, size: int) -> None:
+    content = hashlib.shake_256(b"large").digest(size)
+    release = load_release_dir(write_release(files=TINY_FILES | {"zz.data": content}), trust=keys.trust)
+    assert bytes(release.files["zz.data"]) == content
+
+
+@pytest.mark.parametrize("at", [0, (1 << 20) - 1, 1 << 20, 2 << 20, (3 << 20) + 6])
+def test_one_altered_byte_of_a_large_file_is_refused(
+    write_release: WriteRelease, keys: Keys, at: int
+) -> None:
+    content = bytearray((3 << 20) + 7)
+    folder = write_release(files=TINY_FILES | {"zz.data": bytes(content)})
+    content[at] = 1
+    (folder / "zz.data").write_bytes(content)
+    assert refusal(lambda: load_release_dir(folder, trust=keys.trust)).step == "digest"
+
+
+def test_a_disk_that_fails_halfway_is_a_refusal_that_keeps_nothing(
+    write_release: WriteRelease, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_release(files=TINY_FILES | {"zz.data": bytes(3 << 20)})
+    readv, calls = os.readv, []
+
+    def failing(fd: int, buffers: Any) -> int:
+        calls.append(len(buffers[0]))
+        if calls[-2:] == [1 << 20, 1 << 20]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return readv(fd, buffers)
+
+    monkeypatch.setattr(os, "readv", failing)
+    error = refusal(lambda: load_release_dir(folder, trust=keys.trust))
+    assert (error.step, error.found) == ("files", "Input/output error")
+    assert error.__context__ is None  # its frames would hold the buffers
 
 
 def test_a_manifest_with_carriage_returns_is_refused(served: Path, load: Callable[[], object]) -> None:

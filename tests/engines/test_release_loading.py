@@ -136,6 +136,20 @@ def test_the_release_folder_or_releases_as_symlink_is_refused(
     assert refusal(load).step == "folder"
 
 
+def test_a_link_to_an_unpublished_release_is_refused(
+    write_release: WriteRelease, tmp_path: Path, keys: Keys
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(write_release())
+    assert refusal(lambda: load_release_dir(link, trust=keys.trust)).step == "folder"
+
+
+def test_the_version_folder_itself_may_be_a_link(version: Path, tmp_path: Path, keys: Keys) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(version)
+    assert load_release(link, model="tiny", trust=keys.trust).manifest.model == "tiny"
+
+
 def test_a_missing_version_folder_is_refused(tmp_path: Path, keys: Keys) -> None:
     for path in (tmp_path / "nothing", tmp_path / "a\0b"):
         error = refusal(lambda path=path: load_release(path, model="tiny", trust=keys.trust))

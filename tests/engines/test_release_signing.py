@@ -259,3 +259,15 @@ def test_a_trusted_signature_over_a_manifest_with_other_digests_is_refused(
     _sign_with_library(folder, keys.private)
     with pytest.raises(ReleaseError, match=r"^manifest: .* of model\.onnx"):
         load_release_dir(folder, trust=keys.trust)
+
+
+@pytest.mark.parametrize("name", [".gitignore", "a b", "-rf", "x" * 129])
+def test_an_oddly_named_file_is_refused_even_if_signed(
+    write_release: WriteRelease, keys: Keys, name: str
+) -> None:
+    folder = write_release(files=TINY_FILES | {name: b"x"}, sign=False)
+    with pytest.raises(ReleaseError, match=r"^folder: expected file names of letters"):
+        sign_release(folder, keys.private)
+    _sign_with_library(folder, keys.private)
+    with pytest.raises(ReleaseError, match=r"^folder: expected file names of letters"):
+        load_release_dir(folder, trust=keys.trust)
