@@ -1,0 +1,68 @@
+"""The rows of the bench: what each measures, in which unit, and which value is good enough."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Room = Literal["engine", "backend", "cache"]
+ROOMS: tuple[Room, ...] = ("engine", "backend", "cache")
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One row: `value` meets the goal if `value <sense> limit`."""
+
+    name: str
+    room: Room
+    unit: str
+    sense: Literal["<=", ">="]
+    limit: float
+
+    def met_by(self, value: float) -> bool:
+        """NaN meets nothing."""
+        return _COMPARE[self.sense](value, self.limit)
+
+    @property
+    def text(self) -> str:
+        """`>= 2.5`, as bench.json has it."""
+        return f"{self.sense} {self.limit:g}"
+
+
+STEP_LANES = (1, 8, 64)
+STEP_BASE_US, STEP_LANE_US = 300, 10
+
+_ROWS = (
+    Goal("engine.prefill512.vs_llamacpp", "engine", "ratio", ">=", 2.5),
+    Goal("engine.decode1.vs_llamacpp", "engine", "ratio", ">=", 1.1),
+    Goal("engine.decode8.vs_llamacpp1", "engine", "ratio", ">=", 3.0),
+    Goal("engine.prefill2048.vs_openvino", "engine", "ratio", ">=", 1.0),
+    Goal("engine.decode1.vs_openvino", "engine", "ratio", ">=", 1.5),
+    Goal("engine.perplexity_vs_fp32", "engine", "ratio", "<=", 1.005),
+    Goal("engine.decode1.s8192_vs_s2048", "engine", "ratio", "<=", 1.15),
+    Goal("backend.stream1.vs_engine", "backend", "ratio", ">=", 0.9),
+    Goal("backend.stream8.vs_engine", "backend", "ratio", ">=", 0.8),
+    *(
+        Goal(f"backend.step_overhead_us.lanes{n}", "backend", "µs", "<=", STEP_BASE_US + STEP_LANE_US * n)
+        for n in STEP_LANES
+    ),
+    Goal("backend.stall_chunks", "backend", "chunks", "<=", 2.0),
+    Goal("sampler.real32_ms", "backend", "ms", "<=", 5.0),
+    Goal("sampler.flat32_ms", "backend", "ms", "<=", 25.0),
+    Goal("cache.ttft1024.host_vs_compute", "cache", "ratio", "<=", 0.05),
+    Goal("cache.ttft2048.hit_vs_openvino_hit", "cache", "ratio", "<=", 0.6),
+    Goal("cache.restore.vs_memcpy", "cache", "ratio", ">=", 0.3),
+    Goal("cache.hash32k_ms", "cache", "ms", "<=", 1.5),
+    Goal("cache.lookup1024_ms", "cache", "ms", "<=", 1.0),
+    Goal("cache.reattach100k_ms", "cache", "ms", "<=", 100.0),
+    Goal("cache.index_bytes_per_block", "cache", "bytes", "<=", 200.0),
+)
+
+GOALS: dict[str, Goal] = {goal.name: goal for goal in _ROWS}
+
+
+def names_of(room: Room) -> tuple[str, ...]:
+    """The rows of one room, in the order of the table."""
+    return tuple(goal.name for goal in _ROWS if goal.room == room)

@@ -1,0 +1,40 @@
+"""Installs the peers into an environment of their own: `python -m scripts.bench.peers_install [FOLDER]`."""
+
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.bench.peers import DEFAULT_PYTHON, PACKAGES
+
+# llama.cpp comes as source: leave out what the bench never calls, and let it use this machine's instructions
+_LEFT_OUT = " ".join(f"-DLLAMA_BUILD_{part}=OFF" for part in ("EXAMPLES", "TESTS", "SERVER"))
+_CMAKE = f"CMAKE_ARGS=-DGGML_NATIVE=ON {_LEFT_OUT}"
+
+
+def install(folder: Path) -> int:
+    """Create the environment, install every peer; one that fails leaves the others. Exit code."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    failed = []
+    for kind, package in PACKAGES.items():
+        print(f"installing {package} (llama.cpp is compiled: some minutes) …", flush=True)
+        command = ["env", _CMAKE, str(python), "-m", "pip", "install", "--no-input", package]
+        if subprocess.run(command, timeout=3600, check=False).returncode:
+            failed.append(kind)
+    if failed:
+        print(f"not installed: {', '.join(failed)}; their rows will say so", file=sys.stderr)
+        return 1
+    print(f"peers are ready in {folder}: run `make bench`")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """FOLDER is the environment to make; default build/peers/venv."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return install(Path(arguments[0]) if arguments else DEFAULT_PYTHON.parent.parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
