@@ -1,8 +1,8 @@
 """The sampler for logits in host memory: greedy and filtered sampling, vectorised over rows, in numpy alone.
 
 Large vocabularies are cut first: one pass makes the weights of a row, and only tokens heavier than a floor
-are sorted. Where the filters keep more than those (flat logits), the row is drawn from the whole vocabulary by
-histogram. Both are exact.
+are sorted. Where the filters keep more than those (flat logits), the row is drawn from the whole vocabulary
+by histogram. Both are exact.
 
 Bits: a row takes the same path and the same operations on its own data whatever the other rows are. Its
 randomness is one uniform from Philox(seed, position). Threads: one owner.
@@ -25,8 +25,9 @@ from backend.sampling.rows import NumpyRow
 SMALL_VOCABULARY: Final = 1024
 """Up to here every token is a candidate, and no row is cut."""
 
-MAX_CANDIDATES: Final = 1024
-FLOORS: Final = tuple(float(np.exp(np.float32(-depth))) for depth in (4, 6, 8))
+MAX_CANDIDATES: Final = 4096
+SHARED_CANDIDATES: Final = 512
+FLOORS: Final = tuple(float(np.exp(np.float32(-depth))) for depth in range(3, 10))
 """Candidates weigh more than this times the heaviest token; the next is tried where filters keep more."""
 
 Logits = npt.NDArray[np.float32]
@@ -156,14 +157,14 @@ class NumpySampler:
                 tokens[j] = draw_wide(weights, filters, u=float(u[j]))
             else:
                 cuts[j] = cut
-        if cuts:
-            chosen = list(cuts)
-            padded = np.zeros((len(cuts), max(len(cut.ids) for cut in cuts.values())))
-            for row, cut in zip(padded, cuts.values(), strict=True):
+        for group in _groups(cuts):
+            own = [cuts[j] for j in group]
+            padded = np.zeros((len(own), max(len(cut.ids) for cut in own)))
+            for row, cut in zip(padded, own, strict=True):
                 row[: len(cut.ids)] = cut.weights
-            totals = np.array([cut.total for cut in cuts.values()])
-            columns = draw_candidates(padded, filters=draws.filters.take(chosen), u=u[chosen], totals=totals)
-            tokens[chosen] = [cut.ids[column] for cut, column in zip(cuts.values(), columns, strict=True)]
+            totals = np.array([cut.total for cut in own])
+            columns = draw_candidates(padded, filters=draws.filters.take(group), u=u[group], totals=totals)
+            tokens[group] = [cut.ids[column] for cut, column in zip(own, columns, strict=True)]
         return tokens
 
 
@@ -178,16 +179,25 @@ class _Cut:
 
 def _cut(weights: Logits, filters: RowFilters) -> _Cut | None:
     """The fewest candidates that settle the row; None if they are too many to be worth sorting."""
+    heavy = weights > FLOORS[-1]
+    if np.count_nonzero(heavy) > MAX_CANDIDATES:
+        return None
     total = float(weights.sum(dtype=np.float64))
+    ids = np.flatnonzero(heavy)
+    candidates = weights[ids].astype(np.float64)
     for floor in FLOORS:
-        heavy = weights > floor
-        if np.count_nonzero(heavy) > MAX_CANDIDATES:
-            return None
-        ids = np.flatnonzero(heavy)
-        own = weights[ids].astype(np.float64)
+        above = candidates > floor
+        own = candidates[above]
         if filters.settled_by(own, total, floor=floor, vocab_size=len(weights)):
-            return _Cut(ids, own, total)
+            return _Cut(ids[above], own, total)
     return None
+
+
+def _groups(cuts: dict[int, _Cut]) -> list[list[int]]:
+    """Rows to draw together: the small ones share a matrix, a large one would only widen it."""
+    small = [j for j, cut in cuts.items() if len(cut.ids) <= SHARED_CANDIDATES]
+    groups = [[j] for j, cut in cuts.items() if len(cut.ids) > SHARED_CANDIDATES]
+    return [small, *groups] if small else groups
 
 
 _BROKEN: Final = "the engine returned NaN or infinite logits"
