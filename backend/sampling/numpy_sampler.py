@@ -27,8 +27,12 @@ SMALL_VOCABULARY: Final = 1024
 
 MAX_CANDIDATES: Final = 4096
 SHARED_CANDIDATES: Final = 512
-FLOORS: Final = tuple(float(np.exp(np.float32(-depth))) for depth in range(3, 10))
-"""Candidates weigh more than this times the heaviest token; the next is tried where filters keep more."""
+FLOORS: Final = tuple(
+    tuple(float(np.exp(np.float32(-depth))) for depth in depths)
+    for depths in ((3, 4, 5, 6, 7, 8, 9), (11, 13, 15), (18, 21, 24))
+)
+"""Candidates weigh more than this times the heaviest token; the next is tried where filters keep more. One pass
+over the vocabulary serves a group of floors; few rows need a second (top-k of a very peaked row)."""
 
 Logits = npt.NDArray[np.float32]
 Uniforms = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], Floats]
@@ -179,17 +183,19 @@ class _Cut:
 
 def _cut(weights: Logits, filters: RowFilters) -> _Cut | None:
     """The fewest candidates that settle the row; None if they are too many to be worth sorting."""
-    heavy = weights > FLOORS[-1]
-    if np.count_nonzero(heavy) > MAX_CANDIDATES:
-        return None
-    total = float(weights.sum(dtype=np.float64))
-    ids = np.flatnonzero(heavy)
-    candidates = weights[ids].astype(np.float64)
-    for floor in FLOORS:
-        above = candidates > floor
-        own = candidates[above]
-        if filters.settled_by(own, total, floor=floor, vocab_size=len(weights)):
-            return _Cut(ids[above], own, total)
+    total = 0.0
+    for floors in FLOORS:
+        heavy = weights > floors[-1]
+        if np.count_nonzero(heavy) > MAX_CANDIDATES:
+            break
+        total = total or float(weights.sum(dtype=np.float64))
+        ids = np.flatnonzero(heavy)
+        candidates = weights[ids].astype(np.float64)
+        for floor in floors:
+            above = candidates > floor
+            own = candidates[above]
+            if filters.settled_by(own, total, floor=floor, vocab_size=len(weights)):
+                return _Cut(ids[above], own, total)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Sampling stays a small part of a step: bounds on the CPU time of the best run, as others share the machine."""
+"""Sampling stays a small part of a step: bounds on the CPU time of the best run, on a shared machine."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from engines import Engine, LaneId
 
 TEXT = (
     "The prefix cache keeps key and value tensors of earlier prompts, so that a second request with the same "
-    "start does not compute them again. In the morning the fisherman walked to the harbour, where his boat lay."
+    "start does not compute them again. In the morning the fisherman walked down to the harbour again."
 )
 
 
