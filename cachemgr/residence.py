@@ -119,17 +119,16 @@ class Residence:
         with self._lock:
             if self._closed:
                 return
-            if (
-                self._index.find(address.hash) is not None
-            ):  # an arena taken over meanwhile brought the same block
+            if self._index.find(address.hash) is not None:  # an arena that came meanwhile brought it along
                 self._cancel(slot, address.hash)
                 return
             self._index.fulfil(address.hash, depth=address.index, now=now)
             parent = self._index.find(address.parent)
             self._order.offer(slot, parent=parent)
             self._counts.committed_blocks += 1
-            stale = parent is not None and self._index.last_used(parent) <= now - self._ttl_s / 4
-        if stale:  # the chain grows, so it is in use: its front must not expire under it
+            front = self._index.find(hashes[0])
+            age = now - self._index.last_used(front) if front is not None else 0.0
+        if self._ttl_s / 4 <= age < self._ttl_s:  # the chain grows, so it is in use: its front must not expire
             self._refresh(hashes[: address.index])
 
     def cancel(self, slot: int, name: BlockHash) -> None:
@@ -305,7 +304,9 @@ class Residence:
             with self._lock:
                 for name in part:
                     slot = self._index.find(name)
-                    if slot is not None and slot in self._order:
+                    if slot is None or self._index.last_used(slot) <= now - self._ttl_s:
+                        continue
+                    if slot in self._order:
                         self._order.withdraw(slot)
                         self._order.offer(slot)
                         self._index.touch(slot, now=now)

@@ -1,11 +1,13 @@
 """Shards: the vector file, round trips, and that no flipped bit, foreign key or repeated nonce gets through."""
 
+import hmac
 import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +56,15 @@ def test_vector_never_changes() -> None:
     assert header.hex() == VECTOR["header"]
     shard = np.frombuffer(bytes.fromhex(VECTOR["header"]) + payload.tobytes(), np.uint8)
     assert ShardOpener(block_format, secrets).check(shard, address) is Verdict.WHOLE
+
+
+def test_the_tag_is_plain_aes_256_gmac() -> None:
+    header, payload = sealed()[:HEADER_NBYTES].tobytes(), PAYLOAD.tobytes()
+    info = b"\x01" + (16).to_bytes(4, "little") + SESSION
+    extracted = hmac.digest(b"tensorcache/shard-tag/1", SECRETS.tags[7], "sha256")
+    key = hmac.digest(extracted, info + b"\x01", "sha256")
+    nonce = bytes(4) + (1).to_bytes(8, "little")
+    assert AESGCM(key).encrypt(nonce, b"", header[:112] + payload) == header[112:]
 
 
 def test_vectorised_layout_equals_the_packed_one() -> None:
@@ -152,6 +163,7 @@ def test_nonces_never_repeat_and_sessions_differ() -> None:
     assert len({bytes(row["session"]) for row in headers}) == 2
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of fork beside threads
 def test_a_forked_process_may_not_seal() -> None:
     sealer = ShardSealer(FORMAT, SECRETS)
     child = os.fork()
