@@ -1,7 +1,9 @@
-"""Builds a release folder from a decoder: graph, weights, tokenizer and a manifest that fixes every byte of them.
+"""Builds a release folder from a decoder: graph, weights, tokenizer and a manifest that fixes every byte of
+them.
 
-The folder is written under a temporary name, flushed to disk, and renamed to the digest of its manifest. The engine just
-built runs once before that: its answer to a prompt with a clear margin becomes the golden token.
+The folder is written under a temporary name, flushed to disk, and renamed to the digest of its manifest.
+The engine just built runs once before that: its answer to a prompt with a clear margin becomes the golden
+token.
 """
 
 import hashlib
@@ -110,7 +112,9 @@ def _check(decoder: Decoder, options: BuildOptions, model: str, release: int) ->
     _in_range("max_prefill_tokens", options.max_prefill_tokens, 2, options.max_seq_len)
     lane = g.kv_heads * cache_positions(options.max_seq_len, block) * g.head_dim * 4
     if lane % _KV_ALIGNMENT:
-        raise BuildError(f"kv_heads × positions × head_dim: must fill a multiple of {_KV_ALIGNMENT} bytes, got {lane}")
+        raise BuildError(
+            f"kv_heads × positions × head_dim: must fill a multiple of {_KV_ALIGNMENT} bytes, got {lane}"
+        )
 
 
 def _in_range(name: str, value: int, low: int, high: int) -> None:
@@ -121,8 +125,8 @@ def _in_range(name: str, value: int, low: int, high: int) -> None:
 def _write_weights(folder: Path, graph: EmittedGraph, decoder: Decoder, progress: Progress) -> str:
     """Write the weights file, one tensor in memory at a time; the digest of all weights after quantisation.
 
-    The digest is over names and values, not the file: rotary tables, whose length is an option, and the place of a
-    tensor in the file do not change what KV means.
+    The digest is over names and values, not the file: rotary tables, whose length is an option, and the
+    place of a tensor in the file do not change what KV means.
     """
     digest = hashlib.sha256()
     total = sum(weight.length for weight in graph.weights)
@@ -204,7 +208,9 @@ def _entry(path: Path) -> FileEntry:
 
 
 def _golden(manifest: EngineManifest, folder: Path, decoder: Decoder) -> Golden:
-    """The first prompt whose best token is at least GOLDEN_MARGIN above the second, as the new engine answers it."""
+    """The first prompt whose best token is at least GOLDEN_MARGIN above the second, as the new engine answers
+    it.
+    """
     files = {name: memoryview((folder / name).read_bytes()) for name in manifest.files}
     engine = OrtEngine(manifest, files, options=EngineOptions(lanes=1), digest="")
     tokenizer = Tokenizer.from_str(decoder.tokenizer_json.decode())

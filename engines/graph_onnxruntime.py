@@ -1,19 +1,20 @@
-"""Builds the contract graph for ONNX Runtime on CPU: grouped-query attention over in-place lanes, 4- and 8-bit linears.
+"""Builds the contract graph for ONNX Runtime on CPU: grouped-query attention over in-place lanes, 4- and
+8-bit linears.
 
-    input_ids      int64 [B, T]    tokens; rows may be padded on the right
-    write_indices  int64 [B]       first cache position written; at least 1 for an idle row
-    query_lens     int32 [B]       tokens of the row that count, 0 = idle: its lane is left untouched
-    logit_indices  int64 [B, R]    which tokens of the row want logits
-    past_key_i, past_value_i       float32 [B, Hkv, S, D], bound at the same address as present_key_i, present_value_i
-    logits         float32 [B, R, V]
+    input_ids      int64 [B, T]    tokens; rows may be padded on the right write_indices  int64 [B]
+    first cache position written; at least 1 for an idle row query_lens     int32 [B]       tokens of the row
+    that count, 0 = idle: its lane is left untouched logit_indices  int64 [B, R]    which tokens of the row
+    want logits past_key_i, past_value_i       float32 [B, Hkv, S, D], bound at the same address as
+    present_key_i, present_value_i logits         float32 [B, R, V]
 
-Positions follow from write_indices, the attended range from the valid length, so the contract's position_ids and
-kv_positions are absent.
+Positions follow from write_indices, the attended range from the valid length, so the contract's
+position_ids and kv_positions are absent.
 
-Same bits whatever the split and the batch: the attention kernel takes another path for a single query, which rounds
-differently. So attention always sees at least two queries: where a row has one, its query is doubled; the second lands
-one position beyond the valid end (hence a scratch position after max_seq_len), where the next step overwrites it, and
-its output is dropped. All other kernels used here compute rows independently.
+Same bits whatever the split and the batch: the attention kernel works on blocks of an even number of
+queries, and takes another path, which rounds differently, where one query is left over. So attention always
+sees an even number: where a row has an odd one, its last query is doubled. The second lands one position
+beyond the valid end (hence a scratch position after max_seq_len), where the next step overwrites it, and its
+output is dropped. All other kernels used here compute rows independently.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,9 @@ _UINT8 = int(TensorProto.UINT8)
 
 
 def build_onnxruntime_graph(decoder: Decoder, *, precision: Precision, positions: int) -> EmittedGraph:
-    """The graph of `decoder` for lanes of up to `positions` cache positions; BuildError names what is unsupported."""
+    """The graph of `decoder` for lanes of up to `positions` cache positions; BuildError names what is
+    unsupported.
+    """
     _check(decoder, precision)
     return _DecoderGraph(decoder, precision, positions).build()
 
@@ -114,7 +117,7 @@ class _DecoderGraph:
     def _cache_shape(g: Geometry) -> list[int | str]:
         return ["B", g.kv_heads, "S", g.head_dim]
 
-    def _scalar(self, name: str, value: int, dtype: type[np.integer]) -> str:
+    def _scalar(self, name: str, value: int, dtype: type[np.int64] | type[np.int32]) -> str:
         return self._e.constant(name, np.array(value, dtype=dtype))
 
     def _rows(self) -> _Rows:
@@ -125,12 +128,11 @@ class _DecoderGraph:
         one32 = self._scalar("one.int32", 1, np.int32)
         shape = e.node("Shape", ["input_ids"], "ids.shape")
         tokens = e.node("Gather", [shape, one], "tokens", axis=0)
-        queries = e.node("Max", [tokens, two], "queries")
+        queries = e.node("Add", [tokens, e.node("Mod", [tokens, two], "tokens.odd")], "queries")
         ramp = e.node("Range", [zero, queries, one], "ramp")
         doubled = e.node("Min", [ramp, e.node("Sub", [tokens, one], "last_token")], "doubled")
-        single = e.node("Equal", ["query_lens", one32], "single")
-        extra = e.node("Cast", [single], "extra", to=int(TensorProto.INT32))
-        queries_of = e.node("Add", ["query_lens", extra], "queries_of_row")
+        odd = e.node("Mod", ["query_lens", self._scalar("two.int32", 2, np.int32)], "odd")
+        queries_of = e.node("Add", ["query_lens", odd], "queries_of_row")
         written = e.node("Cast", ["write_indices"], "written", to=int(TensorProto.INT32))
         valid = e.node("Add", [written, queries_of], "valid")
         valid_minus_one = e.node("Sub", [valid, one32], "valid_minus_one")
@@ -166,7 +168,9 @@ class _DecoderGraph:
         e, gamma = self._e, self._vector(name)
         epsilon = self._config.norm_eps
         if not branch:
-            out = e.node("SimplifiedLayerNormalization", [stream, gamma], f"{name}.out", epsilon=epsilon, axis=-1)
+            out = e.node(
+                "SimplifiedLayerNormalization", [stream, gamma], f"{name}.out", epsilon=epsilon, axis=-1
+            )
             return out, stream
         out, _, _, total = e.nodes(
             "SkipSimplifiedLayerNormalization", [stream, branch, gamma], [f"{name}.out", "", "", f"{name}.sum"],
@@ -182,7 +186,9 @@ class _DecoderGraph:
         doubled = e.node("Gather", [packed, rows.doubled], f"{p}.queries", axis=1)
         key = e.input(f"past_key_{layer}", _FLOAT, self._cache_shape(g))
         value = e.input(f"past_value_{layer}", _FLOAT, self._cache_shape(g))
-        absent = [""] * 7  # position_ids, attention_bias, head_sink, k_scale, v_scale, q_norm_weight, k_norm_weight
+        absent = [
+            ""
+        ] * 7  # position_ids, attention_bias, head_sink, k_scale, v_scale, q_norm_weight, k_norm_weight
         inputs = [doubled, "", "", key, value, rows.valid_minus_one, rows.longest, rows.cos, rows.sin]
         attended, _, _ = e.nodes(
             "GroupQueryAttention", [*inputs, *absent, rows.query_lens],
@@ -208,16 +214,26 @@ class _DecoderGraph:
         ones = e.constant("qk_norm.ones", np.ones(g.head_dim, dtype=np.float32))
         heads = e.node("Reshape", [qk, by_head], f"{p}.qk.heads")
         normed = e.node(
-            "SimplifiedLayerNormalization", [heads, ones], f"{p}.qk.normed", epsilon=self._config.norm_eps, axis=-1
+            "SimplifiedLayerNormalization",
+            [heads, ones],
+            f"{p}.qk.normed",
+            epsilon=self._config.norm_eps,
+            axis=-1,
         )
-        scaled = e.node("Mul", [normed, e.constant(f"{p}.qk_norm", scale.astype(np.float32))], f"{p}.qk.scaled")
-        return e.node("Concat", [e.node("Reshape", [scaled, flat], f"{p}.qk.flat"), v], f"{p}.qkv.normed", axis=2)
+        scaled = e.node(
+            "Mul", [normed, e.constant(f"{p}.qk_norm", scale.astype(np.float32))], f"{p}.qk.scaled"
+        )
+        return e.node(
+            "Concat", [e.node("Reshape", [scaled, flat], f"{p}.qk.flat"), v], f"{p}.qkv.normed", axis=2
+        )
 
     def _mlp(self, normed: str, layer: int) -> str:
         e, p = self._e, f"layers.{layer}"
         gate_up = self._linear(normed, f"{p}.gate", f"{p}.up", bias=False)
         gate, up = e.nodes("Split", [gate_up], [f"{p}.gate.out", f"{p}.up.out"], axis=2, num_outputs=2)
-        active = e.node("QuickGelu", [gate], f"{p}.gate.active", domain=_CONTRIB, alpha=1.0)  # alpha 1 is SiLU
+        active = e.node(
+            "QuickGelu", [gate], f"{p}.gate.active", domain=_CONTRIB, alpha=1.0
+        )  # alpha 1 is SiLU
         return self._linear(e.node("Mul", [active, up], f"{p}.gated"), f"{p}.down", bias=False)
 
     def _wanted(self, tensor: str, name: str) -> str:
@@ -225,7 +241,7 @@ class _DecoderGraph:
         return self._e.node("GatherND", [tensor, self._wanted_index], f"{name}.wanted", batch_dims=1)
 
     def _linear(self, x: str, *names: str, bias: bool) -> str:
-        """x @ Wᵀ (+ bias) for one or several linears stacked along their outputs."""
+        """X @ Wᵀ (+ bias) for one or several linears stacked along their outputs."""
         weights = self._decoder.weights
         out = f"{'+'.join(names)}.linear"
         bias_name = ""
@@ -244,7 +260,9 @@ class _DecoderGraph:
         def make() -> Array:
             return np.concatenate([weights[name] for name in names]).astype(np.float32).T
 
-        weight = self._e.weight(out.replace(".linear", ".weight"), _FLOAT, (self._width(names), sum(sizes)), make)
+        weight = self._e.weight(
+            out.replace(".linear", ".weight"), _FLOAT, (self._width(names), sum(sizes)), make
+        )
         return self._e.node("MatMul", [x, weight], out)
 
     def _width(self, names: tuple[str, ...]) -> int:
@@ -308,11 +326,15 @@ class _DecoderGraph:
             self._nbits(normed, (codes, scales, ""), "logits", shape=shape, bits=8)
             return
         weights = self._decoder.weights
-        table = "embed" if self._config.tied_embedding else e.weight(name, _FLOAT, shape, lambda: weights[name])
+        table = (
+            "embed" if self._config.tied_embedding else e.weight(name, _FLOAT, shape, lambda: weights[name])
+        )
         flat = e.node("Reshape", [normed, e.constant("flat", np.array([-1, g.hidden]))], "normed.flat")
         product = e.node("Gemm", [flat, table], "logits.flat", transB=1)
         vocab = e.constant("vocab", np.array([g.vocab_size], dtype=np.int64))
-        by_row = e.node("Concat", [e.node("Shape", ["logit_indices"], "logits.rows"), vocab], "logits.shape", axis=0)
+        by_row = e.node(
+            "Concat", [e.node("Shape", ["logit_indices"], "logits.rows"), vocab], "logits.shape", axis=0
+        )
         e.node("Reshape", [product, by_row], "logits")
 
 

@@ -1,4 +1,6 @@
-"""Checks that a graph's inputs and outputs are those of the engine contract, before anything is bound to them."""
+"""Checks that a graph's inputs and outputs are those of the engine contract, before anything is bound to
+them.
+"""
 
 from collections.abc import Mapping
 
@@ -12,7 +14,9 @@ _CACHE_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 
 
 def check_contract(spec: EngineSpec, inputs: Tensors, outputs: Tensors) -> None:
-    """Raise ReleaseError (step "contract") at the first tensor that is missing, unknown, or of another type or shape."""
+    """Raise ReleaseError (step "contract") at the first tensor that is missing, unknown, or of another type or
+    shape.
+    """
     _compare("input", expected_inputs(spec), inputs)
     _compare("output", expected_outputs(spec), outputs)
 
@@ -38,7 +42,9 @@ def _caches(spec: EngineSpec, when: str) -> dict[str, tuple[str, tuple[int | str
     shape = ("B", spec.geometry.kv_heads, "S", spec.geometry.head_dim)
     kind = _CACHE_TYPES[spec.kv_dtype.name]
     return {
-        f"{when}_{name}_{layer}": (kind, shape) for layer in range(spec.geometry.layers) for name in ("key", "value")
+        f"{when}_{name}_{layer}": (kind, shape)
+        for layer in range(spec.geometry.layers)
+        for name in ("key", "value")
     }
 
 

@@ -1,11 +1,15 @@
-"""The KV of all lanes in one allocation [layers, k|v, lanes, kv_heads, S, head_dim], and block copies in and out of it.
+"""The KV of all lanes in one allocation [layers, k|v, lanes, kv_heads, S, head_dim], and block copies in
+and out of it.
 
-A block is `block_tokens` positions of a lane; its payload is [layers, k|v, kv_heads, block_tokens, head_dim]. Buffers
-that lie at a constant distance from one another (slots of an arena) are copied together in one strided copy.
+A block is `block_tokens` positions of a lane; its payload is [layers, k|v, kv_heads, block_tokens,
+head_dim]. Buffers that lie at a constant distance from one another (slots of an arena) are copied together
+in one strided copy.
 
 Invariants
-- Memory is taken from the system page by page as positions are first written; what was never written reads as zero.
-- Every lane slice starts at an address that is a multiple of 256 (the geometry is checked when a release is built).
+- Memory is taken from the system page by page as positions are first written; what was never written reads
+  as zero.
+- Every lane slice starts at an address that is a multiple of 256 (the geometry is checked when a release is
+  built).
 """
 
 import mmap
@@ -54,7 +58,9 @@ class KVPool:
         """View [block, layers, k|v, kv_heads, block_tokens, head_dim] of a lane's blocks."""
         assert 0 <= lane < self.array.shape[2], f"lane {lane} of {self.array.shape[2]}"
         assert blocks.step == 1 and len(blocks) == buffers, f"{blocks} with {buffers} buffers"
-        assert 0 <= blocks.start and blocks.stop <= self._whole_blocks, f"{blocks} of {self._whole_blocks} blocks"
+        assert blocks.start >= 0 and blocks.stop <= self._whole_blocks, (
+            f"{blocks} of {self._whole_blocks} blocks"
+        )
         layers, kinds, heads, tokens, dim = self._block_shape
         positions = self.array[:, :, lane, :, blocks.start * tokens : blocks.stop * tokens, :]
         return positions.reshape(layers, kinds, heads, len(blocks), tokens, dim).transpose(3, 0, 1, 2, 4, 5)
@@ -62,7 +68,9 @@ class KVPool:
     def _runs(self, buffers: Sequence[Bytes]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Cut `buffers` into runs at a constant distance; each as one array [blocks, *block shape]."""
         for buffer in buffers:
-            assert buffer.dtype == np.uint8 and buffer.shape == (self._block_nbytes,) and buffer.strides == (1,)
+            assert (
+                buffer.dtype == np.uint8 and buffer.shape == (self._block_nbytes,) and buffer.strides == (1,)
+            )
         addresses = [int(buffer.__array_interface__["data"][0]) for buffer in buffers]
         first = 0
         while first < len(buffers):

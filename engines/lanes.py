@@ -1,8 +1,8 @@
 """Hands out an engine's lanes: lowest free lane first, so that decode steps span as few rows as possible.
 
-A lane is *active* (reserved), or free; a free one may be *retained*: it still holds the KV of a finished sequence,
-which may be used again or overwritten. Who retains what, and for how long, is the lane tier's business: the pool
-only avoids such lanes where that costs nothing.
+A lane is *active* (reserved), or free; a free one may be *retained*: it still holds the KV of a finished
+sequence, which may be used again or overwritten. Who retains what, and for how long, is the lane tier's
+business: the pool only avoids such lanes where that costs nothing.
 
 Invariants
 - A lane is reserved by at most one caller; active and free lanes together are all lanes.
@@ -41,8 +41,8 @@ class LanePool:
     def reserve(self, tokens: int, *, prefer: LaneId | None = None) -> LaneId | None:
         """Take a lane with room for `tokens` positions; None if none is free or none is that long.
 
-        `prefer` is taken if it is free (its retained KV is about to be used again). Else the lane that raises the
-        highest active lane least; among those one without retained KV; among those the lowest.
+        `prefer` is taken if it is free (its retained KV is about to be used again). Else the lane that
+        raises the highest active lane least; among those one without retained KV; among those the lowest.
         """
         assert tokens >= 1, f"reserve({tokens})"
         if tokens > self._max_tokens or not self._free:

@@ -1,11 +1,14 @@
 """The CPU engine: runs the contract graph with ONNX Runtime, in place on a pool of lanes.
 
-A prefill binds the K/V tensors of the graph at one lane's slice of the pool; a decode binds the span from the lowest to the
-highest lane it names, and gives the lanes between them zero queries, which leaves them untouched.
+A prefill binds the K/V tensors of the graph at one lane's slice of the pool; a decode binds the span from
+the lowest to the highest lane it names, and gives the lanes between them zero queries, which leaves them
+untouched.
 
 Invariants
-- A step writes positions of the lanes it names, and the one position after the last written (see graph_onnxruntime).
-- Logits and KV have the same bits whatever the split, the batch, the lanes, the threads and the room (`spec.exact`).
+- A step writes positions of the lanes it names, and the one position after the last written (see
+  graph_onnxruntime).
+- Logits and KV have the same bits whatever the split, the batch, the lanes, the threads and the room
+  (`spec.exact`).
 
 Threads: one owner; the interpreter lock is free while the graph runs.
 """
@@ -40,12 +43,19 @@ class OrtEngine:
     """Implements `engines.contract.Engine` for releases of runtime "onnxruntime"."""
 
     def __init__(
-        self, manifest: EngineManifest, files: Mapping[str, memoryview], *, options: EngineOptions, digest: str
+        self,
+        manifest: EngineManifest,
+        files: Mapping[str, memoryview],
+        *,
+        options: EngineOptions,
+        digest: str,
     ) -> None:
         """Open the release from the bytes in `files`, which may be dropped afterwards. Raises ReleaseError."""
         self._spec = _spec(manifest, options, digest)
         self._session = _session(manifest, files, options)
-        check_contract(self._spec, _tensors(self._session.get_inputs()), _tensors(self._session.get_outputs()))
+        check_contract(
+            self._spec, _tensors(self._session.get_inputs()), _tensors(self._session.get_outputs())
+        )
         self._pool = KVPool(self._spec)
         self._prefills: dict[LaneId, _Binding] = {}
         self._decodes: OrderedDict[tuple[int, int], _Binding] = OrderedDict()
@@ -63,7 +73,7 @@ class OrtEngine:
         assert 0 <= lane < spec.lanes, f"lane {lane} of {spec.lanes}"
         assert tokens.dtype == np.int64 and tokens.ndim == 1, f"tokens {tokens.dtype} {tokens.shape}"
         assert 1 <= count <= spec.max_prefill_tokens, f"{count} tokens, at most {spec.max_prefill_tokens}"
-        assert 0 <= start and start + count <= spec.max_seq_len, f"{start} + {count} > {spec.max_seq_len}"
+        assert start >= 0 and start + count <= spec.max_seq_len, f"{start} + {count} > {spec.max_seq_len}"
         self._check_tokens(tokens)
         binding = self._prefills.get(lane)
         if binding is None:
@@ -78,10 +88,12 @@ class OrtEngine:
         """See `Engine.decode`."""
         spec = self._spec
         assert not self._closed, "decode after close"
-        assert len(lanes) == len(tokens) == len(positions) >= 1, "lanes, tokens and positions differ in length"
+        assert len(lanes) == len(tokens) == len(positions) >= 1, (
+            "lanes, tokens and positions differ in length"
+        )
         rows = np.asarray(lanes, dtype=np.int64)
         first, last = int(rows.min()), int(rows.max())
-        assert 0 <= first and last < spec.lanes, f"lanes {list(lanes)} of {spec.lanes}"
+        assert first >= 0 and last < spec.lanes, f"lanes {list(lanes)} of {spec.lanes}"
         assert len(set(lanes)) == len(lanes), f"lanes {list(lanes)} repeat"
         assert positions.min() >= 0 and positions.max() < spec.max_seq_len, f"positions {positions.tolist()}"
         self._check_tokens(tokens)
@@ -119,7 +131,9 @@ class OrtEngine:
             del self._session, self._pool
 
     def _check_tokens(self, tokens: npt.NDArray[np.int64]) -> None:
-        assert 0 <= tokens.min() and tokens.max() < self._spec.geometry.vocab_size, "token outside the vocabulary"
+        assert tokens.min() >= 0 and tokens.max() < self._spec.geometry.vocab_size, (
+            "token outside the vocabulary"
+        )
 
     def _decode_binding(self, first: int, rows: int) -> "_Binding":
         binding = self._decodes.get((first, rows))
@@ -133,7 +147,9 @@ class OrtEngine:
 
 
 class _Binding:
-    """A kept binding of the graph's inputs and outputs to `rows` lanes from `first`; making one costs half a millisecond."""
+    """A kept binding of the graph's inputs and outputs to `rows` lanes from `first`; making one costs half a
+    millisecond.
+    """
 
     def __init__(self, session: Any, pool: KVPool, spec: EngineSpec, *, first: int, rows: int) -> None:
         self._session = session
@@ -202,7 +218,9 @@ def _spec(manifest: EngineManifest, options: EngineOptions, digest: str) -> Engi
     if lanes < 1:
         raise ReleaseError("options", expected="lanes of at least 1", found=str(lanes))
     if not 2 <= max_seq_len <= manifest.max_seq_len:
-        raise ReleaseError("options", expected=f"max_seq_len in 2 … {manifest.max_seq_len}", found=str(max_seq_len))
+        raise ReleaseError(
+            "options", expected=f"max_seq_len in 2 … {manifest.max_seq_len}", found=str(max_seq_len)
+        )
     here = kernel_class()
     built = bytes.fromhex(manifest.kv_identity)
     identity = identity_here(built, built_for=manifest.kernel_class, here=here)
@@ -249,7 +267,9 @@ def _session(manifest: EngineManifest, files: Mapping[str, memoryview], options:
         )
     except Exception as error:  # see _Binding.run
         raise ReleaseError(
-            "deserialise", expected=f"a graph that onnxruntime {onnxruntime.__version__} loads", found=str(error)
+            "deserialise",
+            expected=f"a graph that onnxruntime {onnxruntime.__version__} loads",
+            found=str(error),
         ) from error
 
 

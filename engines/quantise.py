@@ -1,4 +1,5 @@
-"""Rounds float32 linear weights to 8 or 4 bits in blocks of 32 along the input dimension, symmetric around the middle code.
+"""Rounds float32 linear weights to 8 or 4 bits in blocks of 32 along the input dimension, symmetric around
+the middle code.
 
 A weight is (code − 2^(bits−1)) · scale, with one float32 scale per block: what ONNX Runtime's MatMulNBits and
 GatherBlockQuantized read when no zero point is given.

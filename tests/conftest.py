@@ -1,4 +1,5 @@
-"""Fixtures shared by all rooms: the demo decoder, releases built from it, a small random decoder, and engines."""
+"""Fixtures shared by all rooms: the demo decoder, releases built from it, a small random decoder, and
+engines."""
 
 import hashlib
 import os
@@ -20,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILT = ROOT / "build" / "test"
 
 OpenEngine = Callable[..., Engine]
-"""`engine(release=None, *, lanes=4, max_seq_len=None, threads=2)`; shared engines are kept for the session."""
+"""`engine(release=None, *, lanes=4, max_seq_len=None, threads=2)`; shared engines are kept for the
+session."""
 
 
 def open_release(folder: Path, options: EngineOptions) -> Engine:
@@ -57,8 +59,12 @@ def small_decoder() -> Decoder:
 @pytest.fixture(scope="session")
 def small_release(small_decoder: Decoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The random decoder in int8, blocks of 16 tokens, lanes of 256 positions."""
-    options = BuildOptions(precision="int8", lanes=4, max_seq_len=250, block_tokens=16, max_prefill_tokens=128)
-    return build_release(small_decoder, tmp_path_factory.mktemp("small"), model="small", release=1, options=options)
+    options = BuildOptions(
+        precision="int8", lanes=4, max_seq_len=250, block_tokens=16, max_prefill_tokens=128
+    )
+    return build_release(
+        small_decoder, tmp_path_factory.mktemp("small"), model="small", release=1, options=options
+    )
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,12 @@ def random_decoder(
 ) -> Decoder:  # fmt: skip
     """Weights of about unit gain; the embedding is large, so that greedy margins are wide."""
     geometry = Geometry(
-        layers=layers, hidden=128, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim, vocab_size=VOCAB
+        layers=layers,
+        hidden=128,
+        query_heads=query_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=VOCAB,
     )
     config = DecoderConfig(
         architecture="llama", geometry=geometry, ffn=224, norm_eps=1e-5,
