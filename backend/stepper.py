@@ -223,7 +223,7 @@ class Stepper:
             self._end(seq, Delta(error=failed), outcome=type(failed).__name__, retain=False)
 
     def _end(self, seq: Running, delta: Delta, *, outcome: str, retain: bool) -> None:
-        self._open.pop(seq.ticket, None)
         self._scheduler.end(seq, retain=retain)
+        self._open.pop(seq.ticket, None)  # not before: `abandon` must find it if the scheduler is broken
         self._batch.append((seq.sink, delta))
         self._observer.ended(seq, outcome=outcome, now=self._clock())

@@ -1,0 +1,176 @@
+import threading
+import time
+
+import pytest
+
+from backend.errors import EngineFailed, Overloaded
+from backend.generation import FinishReason
+from backend.step_loop import IDLE_BEAT_S, StepLoop
+from tests.backend.doubles import Collected, FakeEngine, Rig, expected_text_ids, generation
+
+WAIT_S = 20.0
+
+
+class Ending(Collected):
+    """A sink that tells when the last delta came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = threading.Event()
+        self.done = threading.Event()
+
+    def emit(self, delta) -> None:
+        super().emit(delta)
+        self.first.set()
+        if self.ended:
+            self.done.set()
+
+    def wait(self) -> "Ending":
+        assert self.done.wait(WAIT_S), "no end in time"
+        return self
+
+
+class Gate:
+    """Holds the engine inside a call until opened."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+        decode = engine.decode
+
+        def held(*arguments):
+            self.entered.set()
+            assert self.opened.wait(WAIT_S)
+            return decode(*arguments)
+
+        engine.decode = held
+
+
+@pytest.fixture
+def rig():
+    return Rig()
+
+
+@pytest.fixture
+def loop(rig):
+    made = StepLoop(rig.stepper, rig.open, max_inbox=8, clock=time.monotonic)
+    yield made
+    made.stop(drain_s=0.0)
+
+
+def ask(loop, prompt, **options):
+    sink = Ending()
+    ticket = loop.submit(generation(prompt, **options), sink)
+    return ticket, sink
+
+
+def test_answers_from_many_threads(rig, loop):
+    loop.start()
+    sinks = {}
+
+    def caller(start):
+        for i in range(5):
+            sinks[start + i] = ask(loop, [start + i, 3, 4], max_tokens=5)[1].wait()
+
+    threads = [threading.Thread(target=caller, args=(start,)) for start in (5, 15, 25)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert {start: sink.ids for start, sink in sinks.items()} == {
+        start: expected_text_ids([start, 3, 4], 5) for start in [*range(5, 10), *range(15, 20), *range(25, 30)]
+    }
+
+
+def test_idle_loop_sleeps_and_beats(rig, loop):
+    turns = []
+    submit = rig.scheduler.load
+    rig.scheduler.load = lambda: turns.append(time.monotonic()) or submit()
+    loop.start()
+    ask(loop, [3, 4])[1].wait()
+    before = len(turns)
+    beat = loop.heartbeat
+    deadline = time.monotonic() + 3 * IDLE_BEAT_S + WAIT_S
+    while loop.heartbeat == beat and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    assert loop.heartbeat > beat, "no beat while idle"
+    assert len(turns) - before <= 4, "an idle loop spins"
+
+
+def test_cancel_ends_a_running_request(rig, loop):
+    gate = Gate(rig.engine)
+    loop.start()
+    ticket, sink = ask(loop, [3, 4, 5], max_tokens=50)
+    assert gate.entered.wait(WAIT_S)
+    loop.cancel(ticket)
+    gate.opened.set()
+    assert sink.wait().last.finish is FinishReason.CANCELLED
+    assert len(sink.ids) <= 2
+
+
+def test_stop_drains_what_is_open_and_refuses_the_rest(rig, loop):
+    loop.start()
+    sinks = [ask(loop, [i + 3, 4], max_tokens=6)[1] for i in range(3)]
+    loop.stop(drain_s=WAIT_S)
+    assert [sink.last.finish for sink in sinks] == [FinishReason.LENGTH] * 3
+    with pytest.raises(Overloaded, match="closing"):
+        ask(loop, [3, 4])
+    assert not loop.ready
+    loop.stop(drain_s=0.0)
+
+
+def test_stop_fails_what_does_not_finish_in_time(rig, loop):
+    gate = Gate(rig.engine)
+    loop.start()
+    _, running = ask(loop, [3, 4], max_tokens=60)
+    _, queued = ask(loop, [5, 6], max_tokens=60)
+    assert gate.entered.wait(WAIT_S)
+    stopping = threading.Thread(target=loop.stop, kwargs={"drain_s": 0.0})
+    stopping.start()
+    gate.opened.set()
+    stopping.join(WAIT_S)
+    assert not stopping.is_alive()
+    assert all(isinstance(sink.wait().last.error, Overloaded) for sink in (running, queued))
+    rig.check_idle()
+
+
+def test_a_bug_in_the_loop_fails_open_requests_and_closes_the_door(rig, loop, caplog):
+    gate = Gate(rig.engine)
+    loop.start()
+    _, running = ask(loop, [3, 4], max_tokens=60)
+    assert gate.entered.wait(WAIT_S)
+    _, queued = ask(loop, [5, 6], max_tokens=60)
+    rig.sampler.sample = lambda *arguments, **more: 1 / 0
+    gate.opened.set()
+    for sink in (running, queued):
+        assert isinstance(sink.wait().last.error, EngineFailed)
+        assert "ZeroDivisionError" in str(sink.last.error)
+    deadline = time.monotonic() + WAIT_S
+    while loop.ready and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert not loop.ready
+    assert isinstance(loop.failure, ZeroDivisionError)
+    with pytest.raises(EngineFailed, match="ZeroDivisionError"):
+        ask(loop, [3, 4])
+    assert "step loop failed" in caplog.text
+
+
+def test_a_broken_scheduler_still_answers(rig, loop):
+    gate = Gate(rig.engine)
+    loop.start()
+    _, running = ask(loop, [3, 4], max_tokens=60)
+    assert gate.entered.wait(WAIT_S)
+    rig.scheduler.plan = rig.scheduler.end = lambda *arguments, **more: 1 / 0
+    gate.opened.set()
+    assert isinstance(running.wait().last.error, EngineFailed)
+
+
+def test_a_stuffed_inbox_refuses_at_the_door(rig, loop):
+    gate = Gate(rig.engine)
+    loop.start()
+    ask(loop, [3, 4], max_tokens=2)
+    assert gate.entered.wait(WAIT_S)
+    sinks = [ask(loop, [5, i + 3], max_tokens=1)[1] for i in range(8)]
+    with pytest.raises(Overloaded, match="queue is full: 8"):
+        ask(loop, [6, 7])
+    gate.opened.set()
+    assert all(sink.wait().ids for sink in sinks)
