@@ -54,7 +54,7 @@ def publish_release(
     try:
         releases.mkdir(parents=True, exist_ok=True)
         with _publisher_lock(releases / _LOCK, lock_seconds):
-            _clear_leftovers(releases)
+            _clear_leftovers(releases)  # before the copy: it may need their room
             if not _holds(target, release):
                 _write_release(release, target)
             elif _signature(target) != release.files[SIGNATURE]:

@@ -123,6 +123,48 @@ def test_a_new_signature_over_the_same_bytes_replaces_only_the_signature(
     assert changed == {"model.sig"}
 
 
+def test_everything_is_on_disk_before_current_moves(
+    version: Path, write_release: WriteRelease, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut loses nothing: a rename comes after the fsync of what it names, and is fsynced itself."""
+    events: list[tuple[str, str]] = []
+    fsync, rename, replace = os.fsync, os.rename, os.replace
+
+    def name(path: str) -> str:  # scratch names are random
+        parts = Path(path).relative_to(version.parent).parts
+        return "/".join("NEW" if part.startswith(".new-") else part for part in parts)
+
+    def record_fsync(fd: int) -> None:
+        events.append(("fsync", name(os.readlink(f"/proc/self/fd/{fd}"))))
+        fsync(fd)
+
+    def record_rename(source: Path, target: Path) -> None:
+        events.append(("rename", name(str(target))))
+        rename(source, target)
+
+    def record_replace(source: Path, target: Path) -> None:
+        events.append(("rename", name(str(target))))
+        replace(source, target)
+
+    folder = write_release()
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    monkeypatch.setattr(os, "replace", record_replace)
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    files = {("fsync", f"1/releases/NEW/{file}") for file in (*TINY_FILES, "engine.json", "model.sig")}
+    assert set(events[: len(files)]) == files
+    assert events[len(files) :] == [
+        ("fsync", "1/releases/NEW"),
+        ("rename", f"1/releases/{digest}"),
+        ("fsync", "1/releases"),
+        ("fsync", "1"),
+        ("fsync", ""),
+        ("fsync", "1/releases/NEW"),
+        ("rename", "1/current"),
+        ("fsync", "1"),
+    ]
+
+
 def test_a_place_that_cannot_be_written_says_so(
     tmp_path: Path, write_release: WriteRelease, keys: Keys
 ) -> None:
