@@ -12,6 +12,8 @@ Invariants
   leaves the latter unread.
 - The softmax scale is folded into the query weights in float32: the parser would multiply queries and keys by
   its square root in the graph's precision, which in bfloat16 is off by up to 0.4 % each.
+- The caller keeps caches finite everywhere: a masked position has weight 0, and 0 · NaN is NaN. In float16 it
+  must also be no larger than KV is, or its score overflows before the mask is added.
 - Every declared input is read, and present_* differ from past_* only at written positions.
 """
 

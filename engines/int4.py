@@ -12,7 +12,7 @@ from engines.onnx_emit import Array
 INT4_BLOCK = 32  # weights along the input dimension that share one scale
 
 _LARGEST = 7  # the scale maps the largest magnitude here; −8 is reached only by a shrunk scale
-_SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)  # clipping an outlier often costs less than a coarse scale
+_SHRINK = (1.0, 0.95, 0.9, 0.875, 0.85, 0.8)  # clipping an outlier often costs less than a coarse scale
 
 
 def quantise_int4(matrix: Array) -> tuple[Array, Array]:

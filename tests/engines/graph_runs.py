@@ -10,8 +10,7 @@ import onnxruntime as ort
 from engines.contract import Geometry
 from engines.onnx_emit import WEIGHTS_FILE, EmittedGraph
 
-POISON = 1e4
-WINDOW_FLOOR = 256
+WINDOW_FLOOR = 32  # engines take 256; less here, so that short sequences see several windows
 IDLE = -1  # as a start: this row has no token
 
 Ints = npt.NDArray[np.int64]
@@ -41,6 +40,7 @@ class GraphRun:
         lanes: int,
         positions: int,
         kv_dtype: type[np.floating[Any]] = np.float32,
+        poison: float = 1e4,
     ) -> None:
         self._session = session
         self._inputs = {entry.name for entry in session.get_inputs()}
@@ -49,9 +49,14 @@ class GraphRun:
         self.positions = positions
         g = geometry
         shape = (g.layers, 2, lanes, g.kv_heads, positions, g.head_dim)
-        self.kv = np.full(shape, POISON, dtype=kv_dtype)
+        self.kv = np.full(shape, poison, dtype=kv_dtype)
+        self._poison = poison
         self.idle_write = 1 if "query_lens" in self._inputs else self.scratch
         self.idle_queries = 0
+
+    def poison(self) -> None:
+        """Forget everything written."""
+        self.kv[:] = self._poison
 
     @property
     def scratch(self) -> int:
