@@ -231,7 +231,7 @@ def _golden(manifest: EngineManifest, folder: Path, decoder: Decoder) -> Golden:
     finally:
         engine.close()
     raise BuildError(
-        f"golden token: no prompt has a margin of {GOLDEN_MARGIN} between the best two tokens, the widest is {best:.3f}"
+        f"golden token: no prompt separates its best two tokens by {GOLDEN_MARGIN}, the widest by {best:.3f}"
     )
 
 

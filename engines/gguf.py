@@ -25,8 +25,8 @@ _PERMUTED = ("llama",)
 
 _LAYER_NAMES = {
     "attn_norm": "attn_norm", "attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_output": "o",
-    "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "ffn_norm": "mlp_norm", "ffn_gate": "gate", "ffn_up": "up",
-    "ffn_down": "down",
+    "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "ffn_norm": "mlp_norm", "ffn_gate": "gate",
+    "ffn_up": "up", "ffn_down": "down",
 }  # fmt: skip
 _TOP_NAMES = {"token_embd.weight": "embed", "output_norm.weight": "norm", "output.weight": "lm_head"}
 _NOT_WEIGHTS = ("rope_freqs.weight",)

@@ -66,7 +66,7 @@ def tokenizer_json(meta: Mapping[str, Any]) -> bytes:
 
 
 def end_tokens(meta: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a generation: the declared ones first, then control tokens known to end a turn or a text."""
+    """Ids that end a generation: the declared ones, then control tokens known to end a turn or a text."""
     declared = [meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     ids = [int(found) for found in declared if found is not None]
     tokens = _needed(meta, "tokenizer.ggml.tokens")

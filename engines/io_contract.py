@@ -14,9 +14,7 @@ _CACHE_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 
 
 def check_contract(spec: EngineSpec, inputs: Tensors, outputs: Tensors) -> None:
-    """Raise ReleaseError (step "contract") at the first tensor that is missing, unknown, or of another type or
-    shape.
-    """
+    """Raise ReleaseError (step "contract") at the first tensor that is missing, unknown or different."""
     _compare("input", expected_inputs(spec), inputs)
     _compare("output", expected_outputs(spec), outputs)
 

@@ -13,10 +13,12 @@ from pathlib import Path
 
 _CHOOSING = {
     "x86_64": (
-        "avx", "avx2", "fma", "f16c", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512dq", "avx512vl",
-        "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+        "avx", "avx2", "fma", "f16c", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512dq",
+        "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
     ),
-    "aarch64": ("asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2", "svei8mm", "svebf16", "sme", "sme2"),
+    "aarch64": (
+        "asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2", "svei8mm", "svebf16", "sme", "sme2",
+    ),
 }  # fmt: skip
 _SC_LEVEL2_CACHE_SIZE = 191  # glibc's number, which Python has no name for; what the runtime itself asks
 _CPUINFO = Path("/proc/cpuinfo")

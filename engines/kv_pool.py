@@ -57,20 +57,17 @@ class KVPool:
     def _blocks(self, lane: LaneId, blocks: range, buffers: int) -> npt.NDArray[Any]:
         """View [block, layers, k|v, kv_heads, block_tokens, head_dim] of a lane's blocks."""
         assert 0 <= lane < self.array.shape[2], f"lane {lane} of {self.array.shape[2]}"
-        assert blocks.step == 1 and len(blocks) == buffers, f"{blocks} with {buffers} buffers"
-        assert blocks.start >= 0 and blocks.stop <= self._whole_blocks, (
-            f"{blocks} of {self._whole_blocks} blocks"
-        )
+        assert blocks == range(blocks.start, blocks.start + buffers), f"{blocks} with {buffers} buffers"
+        assert 0 <= blocks.start <= blocks.stop <= self._whole_blocks, f"{blocks} of {self._whole_blocks}"
         layers, kinds, heads, tokens, dim = self._block_shape
         positions = self.array[:, :, lane, :, blocks.start * tokens : blocks.stop * tokens, :]
         return positions.reshape(layers, kinds, heads, len(blocks), tokens, dim).transpose(3, 0, 1, 2, 4, 5)
 
     def _runs(self, buffers: Sequence[Bytes]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Cut `buffers` into runs at a constant distance; each as one array [blocks, *block shape]."""
+        whole = (np.dtype(np.uint8), (self._block_nbytes,), (1,))
         for buffer in buffers:
-            assert (
-                buffer.dtype == np.uint8 and buffer.shape == (self._block_nbytes,) and buffer.strides == (1,)
-            )
+            assert (buffer.dtype, buffer.shape, buffer.strides) == whole, "not one payload"
         addresses = [int(buffer.__array_interface__["data"][0]) for buffer in buffers]
         first = 0
         while first < len(buffers):

@@ -53,8 +53,9 @@ class LanePool:
         return lane
 
     def release(self, lane: LaneId, *, retain: bool = False) -> None:
-        """Give a reserved lane back; `retain` says that its KV may be used again until the lane is reserved."""
-        assert 0 <= lane < self._lanes and lane not in self._free, f"lane {lane} is not reserved"
+        """Give a reserved lane back; `retain` says that its KV may be used again until it is reserved."""
+        assert 0 <= lane < self._lanes, f"lane {lane} of {self._lanes}"
+        assert lane not in self._free, f"lane {lane} is not reserved"
         self._free.add(lane)
         if retain:
             self._retained.add(lane)

@@ -50,7 +50,7 @@ class OrtEngine:
         options: EngineOptions,
         digest: str,
     ) -> None:
-        """Open the release from the bytes in `files`, which may be dropped afterwards. Raises ReleaseError."""
+        """Open the release from the bytes in `files`, which may be dropped afterwards. ReleaseError."""
         self._spec = _spec(manifest, options, digest)
         self._session = _session(manifest, files, options)
         check_contract(
@@ -71,9 +71,9 @@ class OrtEngine:
         spec, count = self._spec, len(tokens)
         assert not self._closed, "prefill after close"
         assert 0 <= lane < spec.lanes, f"lane {lane} of {spec.lanes}"
-        assert tokens.dtype == np.int64 and tokens.ndim == 1, f"tokens {tokens.dtype} {tokens.shape}"
+        assert tokens.shape == (count,), f"tokens of shape {tokens.shape}"
         assert 1 <= count <= spec.max_prefill_tokens, f"{count} tokens, at most {spec.max_prefill_tokens}"
-        assert start >= 0 and start + count <= spec.max_seq_len, f"{start} + {count} > {spec.max_seq_len}"
+        assert 0 <= start <= spec.max_seq_len - count, f"{start} + {count} > {spec.max_seq_len}"
         self._check_tokens(tokens)
         binding = self._prefills.get(lane)
         if binding is None:
@@ -93,9 +93,9 @@ class OrtEngine:
         )
         rows = np.asarray(lanes, dtype=np.int64)
         first, last = int(rows.min()), int(rows.max())
-        assert first >= 0 and last < spec.lanes, f"lanes {list(lanes)} of {spec.lanes}"
+        assert 0 <= first <= last < spec.lanes, f"lanes {list(lanes)} of {spec.lanes}"
         assert len(set(lanes)) == len(lanes), f"lanes {list(lanes)} repeat"
-        assert positions.min() >= 0 and positions.max() < spec.max_seq_len, f"positions {positions.tolist()}"
+        assert 0 <= positions.min() <= positions.max() < spec.max_seq_len, f"positions {positions}"
         self._check_tokens(tokens)
         binding = self._decode_binding(first, last - first + 1)
         binding.load_decode(rows - first, tokens, positions)
@@ -131,7 +131,7 @@ class OrtEngine:
             del self._session, self._pool
 
     def _check_tokens(self, tokens: npt.NDArray[np.int64]) -> None:
-        assert tokens.min() >= 0 and tokens.max() < self._spec.geometry.vocab_size, (
+        assert 0 <= tokens.min() <= tokens.max() < self._spec.geometry.vocab_size, (
             "token outside the vocabulary"
         )
 
@@ -226,7 +226,7 @@ def _spec(manifest: EngineManifest, options: EngineOptions, digest: str) -> Engi
     identity = identity_here(built, built_for=manifest.kernel_class, here=here)
     if identity != built:
         log.warning(
-            "%s release %d was built for CPU kernels %r and runs on %r: its KV is kept apart from that of other classes",
+            "%s release %d was built for CPU kernels %r and runs on %r: its KV is kept apart",
             manifest.model, manifest.release, manifest.kernel_class, here,
         )  # fmt: skip
     return EngineSpec(

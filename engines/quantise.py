@@ -35,7 +35,8 @@ class QuantisedLinear:
 
 def quantise(weight: npt.NDArray[np.float32], bits: int) -> QuantisedLinear:
     """Quantise [out, in] to `bits` (8 or 4); `in` is a multiple of 32."""
-    assert bits in (4, 8) and weight.shape[1] % BLOCK == 0
+    assert bits in (4, 8), f"{bits} bits"
+    assert weight.shape[1] % BLOCK == 0, f"{weight.shape[1]} inputs"
     one = _int8_rows if bits == 8 else _int4_rows
     parts = [one(weight[row : row + _ROWS_AT_ONCE]) for row in range(0, weight.shape[0], _ROWS_AT_ONCE)]
     codes = np.concatenate([codes for codes, _ in parts])

@@ -69,7 +69,7 @@ def small_release(small_decoder: Decoder, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def engine(small_release: Path) -> Iterator[OpenEngine]:
-    """Opens engines (the random decoder's by default); equal calls share one, `fresh=True` gives a new one."""
+    """Opens engines (the random decoder's by default); equal calls share one unless `fresh`."""
     kept: dict[tuple[Path, EngineOptions], Engine] = {}
     opened: list[Engine] = []
 
@@ -105,8 +105,8 @@ def _cached_release(request: pytest.FixtureRequest, precision: str) -> Path:
 
 def _sources_digest() -> str:
     names = (
-        "build", "contract", "decoder", "gguf", "gguf_tokenizer", "graph_onnxruntime", "kernel_class", "manifest",
-        "onnx_emit", "quantise", "rope",
+        "build", "contract", "decoder", "gguf", "gguf_tokenizer", "graph_onnxruntime", "kernel_class",
+        "manifest", "onnx_emit", "onnx_linears", "quantise", "rope",
     )  # fmt: skip
     digest = hashlib.sha256(f"{os.uname().machine} {_cpu_flags()}".encode())
     for name in names:
