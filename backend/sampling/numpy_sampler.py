@@ -31,8 +31,10 @@ FLOORS: Final = tuple(
     tuple(float(np.exp(np.float32(-depth))) for depth in depths)
     for depths in ((3, 4, 5, 6, 7, 8, 9), (11, 13, 15), (18, 21, 24))
 )
-"""Candidates weigh more than this times the heaviest token; the next is tried where filters keep more. One pass
-over the vocabulary serves a group of floors; few rows need a second (top-k of a very peaked row)."""
+"""Candidates weigh more than this times the heaviest token; the next is tried where filters keep more.
+
+One pass over the vocabulary serves a group of floors; few rows need a second (top-k of a very peaked row).
+"""
 
 Logits = npt.NDArray[np.float32]
 Uniforms = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], Floats]
