@@ -128,7 +128,7 @@ class Residence:
             self._counts.committed_blocks += 1
             front = self._index.find(hashes[0])
             age = now - self._index.last_used(front) if front is not None else 0.0
-        if self._ttl_s / 4 <= age < self._ttl_s:  # the chain grows, so it is in use: its front must not expire
+        if self._ttl_s / 4 <= age < self._ttl_s:  # it grows, so it is in use: its front must not expire
             self._refresh(hashes[: address.index])
 
     def cancel(self, slot: int, name: BlockHash) -> None:

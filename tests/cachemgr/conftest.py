@@ -10,7 +10,7 @@ import pytest
 from tests.cachemgr.host import Host
 
 
-@pytest.fixture()
+@pytest.fixture
 def shared_memory() -> Iterator[Path]:
     """A private directory on a real tmpfs, gone after the test."""
     directory = Path(tempfile.mkdtemp(prefix="tensorcache-test-", dir="/dev/shm"))
@@ -18,7 +18,7 @@ def shared_memory() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-@pytest.fixture()
+@pytest.fixture
 def host(shared_memory: Path) -> Iterator[Host]:
     host = Host(shared_memory)
     yield host

@@ -1,4 +1,4 @@
-"""A host for tests: opens caches on one directory, fills them with blocks whose bytes follow from their names."""
+"""A host for tests: opens caches on one directory, and fills them with blocks that can be told apart."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

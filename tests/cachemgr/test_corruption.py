@@ -42,7 +42,9 @@ def test_a_flipped_byte_anywhere_is_a_miss_and_heals(host: Host, offset: int, re
     assert read(cache, hashes) == 2
     counts = cache.counters()
     assert counts["cache_corrupt_blocks_total"] + counts["cache_unreadable_blocks_total"] <= 1
-    if not (reopened and offset in (8, 32)):  # without its magic a slot is just empty, with another name just another
+    if not (
+        reopened and offset in (8, 32)
+    ):  # without its magic a slot is just empty, with another name just another
         assert counts["cache_corrupt_blocks_total"] + counts["cache_unreadable_blocks_total"] == 1
     assert cache.lookup(hashes) == 2, "removed"
     assert counts["cache_pins"] == 0
@@ -240,7 +242,7 @@ def test_any_writing_into_the_file_costs_hits_and_nothing_else(
 
 
 def test_only_private_copies_reach_the_engine(host: Host) -> None:
-    """A slot rewritten after its check, while the engine imports it: the engine still sees what was checked."""
+    """A slot rewritten while the engine imports it: the engine still sees what was checked."""
     cache = host.open()
     hashes = chain(cache, 3)
     fill(cache, hashes)

@@ -33,7 +33,10 @@ def test_match_equals_a_plain_comparison(retained: list[str], asked: str) -> Non
         lanes.retain(lane, prompt(text), now=0)
 
     def common(text: str) -> int:
-        return next((i for i, (a, b) in enumerate(zip(text, asked, strict=False)) if a != b), min(len(text), len(asked)))
+        return next(
+            (i for i, (a, b) in enumerate(zip(text, asked, strict=False)) if a != b),
+            min(len(text), len(asked)),
+        )
 
     best = max((common(text) for text in retained), default=0)
     found = lanes.match(prompt(asked), now=1)

@@ -135,7 +135,7 @@ class CacheLife(RuleBasedStateMachine):
 
 
 class SmallCacheLife(CacheLife):
-    """Five slots: blocks are evicted all the time. What is found may be less, never other than what was written."""
+    """Five slots, evicted all the time: what is found may be less, never other than what was written."""
 
     blocks = 5
 

@@ -8,7 +8,7 @@ import pytest
 from cachemgr import CacheSecrets, SecretsError
 
 
-@pytest.fixture()
+@pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return tmp_path / "secrets"
 

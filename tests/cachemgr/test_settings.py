@@ -9,7 +9,20 @@ import pytest
 from cachemgr import CacheSettings, SettingsError
 from cachemgr.settings import default_bound
 
-ODD_NAMES = ["", "Upper", "a_b", "a/b", "..\n", "é", "e\u0301", "\u0430bc", "a" * 64, "a b", "node\u200b", "１"]
+ODD_NAMES = [
+    "",
+    "Upper",
+    "a_b",
+    "a/b",
+    "..\n",
+    "é",
+    "e\u0301",
+    "\u0430bc",
+    "a" * 64,
+    "a b",
+    "node\u200b",
+    "１",
+]
 
 
 @pytest.mark.parametrize("field", ["cluster", "node"])

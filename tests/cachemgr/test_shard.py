@@ -1,4 +1,4 @@
-"""Shards: the vector file, round trips, and that no flipped bit, foreign key or repeated nonce gets through."""
+"""Shards: the vector file, round trips, and that no flipped bit, foreign key or nonce gets through."""
 
 import hmac
 import json
@@ -52,7 +52,9 @@ def test_vector_never_changes() -> None:
     hashes = [BlockHash(bytes.fromhex(name)) for name in VECTOR["hashes"]]
     payload = np.frombuffer(bytes.fromhex(VECTOR["payload"]), np.uint8)
     address = address_of(hashes, VECTOR["index"])
-    header = ShardSealer(block_format, secrets, session=bytes.fromhex(VECTOR["session"])).seal(address, payload)
+    header = ShardSealer(block_format, secrets, session=bytes.fromhex(VECTOR["session"])).seal(
+        address, payload
+    )
     assert header.hex() == VECTOR["header"]
     shard = np.frombuffer(bytes.fromhex(VECTOR["header"]) + payload.tobytes(), np.uint8)
     assert ShardOpener(block_format, secrets).check(shard, address) is Verdict.WHOLE
@@ -191,7 +193,8 @@ def test_the_vectorised_judgement_agrees_with_the_careful_one(changes: list[tupl
 
 
 @pytest.mark.parametrize(
-    "changed", [{"dtype": "float64"}, {"layers": 256}, {"kv_heads": 0}, {"head_dim": 65536}, {"kv_identity": b"short"}]
+    "changed",
+    [{"dtype": "float64"}, {"layers": 256}, {"kv_heads": 0}, {"head_dim": 65536}, {"kv_identity": b"short"}],
 )
 def test_formats_that_do_not_fit_the_header_are_refused(changed: dict[str, object]) -> None:
     fields = {

@@ -27,7 +27,7 @@ def open_tier(request: pytest.FixtureRequest, host: Host) -> OpenTier:
     return opened
 
 
-@pytest.fixture()
+@pytest.fixture
 def cache(open_tier: OpenTier) -> PrefixCache:
     return open_tier()
 
