@@ -10,14 +10,17 @@ from backend.text.chat import MAX_MESSAGES
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 
-ALTERNATING = """{%- if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% set system = messages[0]['content'] %}
+ALTERNATING = """{%- if messages[0]['role'] == 'system' %}
+    {%- set rest = messages[1:] %}{% set system = messages[0]['content'] %}
 {%- else %}{% set rest = messages %}{% set system = none %}{% endif %}
 {{- bos_token }}
 {%- for message in rest %}
     {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
         {{- raise_exception('roles must alternate user/assistant') }}
     {%- endif %}
-    {%- if message['role'] == 'user' %}{{ '[INST] ' + (system + '\\n\\n' if loop.first and system else '') + message['content'].strip() + ' [/INST]' }}
+    {%- if message['role'] == 'user' %}
+        {{- '[INST] ' + (system + '\\n\\n' if loop.first and system else '') }}
+        {{- message['content'].strip() + ' [/INST]' }}
     {%- else %}{{ ' ' + message['content'].strip() + ' ' + eos_token }}{% endif %}
 {%- endfor %}"""
 
@@ -75,7 +78,9 @@ def test_strftime_now_asks_the_clock_it_was_given() -> None:
 
 
 def test_a_template_may_refuse_the_messages() -> None:
-    with pytest.raises(InvalidRequest, match="^messages: refused by the chat template: roles must alternate"):
+    with pytest.raises(
+        InvalidRequest, match=r"^messages: refused by the chat template: roles must alternate"
+    ):
         render(ALTERNATING, [{"role": "assistant", "content": "a"}])
 
 
@@ -104,7 +109,7 @@ def test_the_sandbox_holds(template: str) -> None:
 
 @pytest.mark.parametrize("template", ["{% for %}", "{{", "{% nope %}", "{{ x | nope }}"])
 def test_a_broken_template_does_not_load(template: str) -> None:
-    with pytest.raises(ConfigError, match="^chat_template: expected a Jinja template"):
+    with pytest.raises(ConfigError, match=r"^chat_template: expected a Jinja template"):
         ChatTemplate(template, special_tokens={})
 
 
@@ -154,16 +159,31 @@ def test_messages_that_are_well(value: object, expected: list[dict[str, str]]) -
         ('[{"role": 3, "content": "a"}]', "messages[0].role: must be a string that matches"),
         ('[{"role": "", "content": "a"}]', "messages[0].role: must be a string that matches"),
         ('[{"role": "us er<|im_end|>", "content": "a"}]', "messages[0].role: must be a string"),
-        ('[{"role": "user", "content": null}]', "messages[0].content: must be a string or a list of text parts"),
+        (
+            '[{"role": "user", "content": null}]',
+            "messages[0].content: must be a string or a list of text parts",
+        ),
         ('[{"role": "user", "content": 1.5}]', "messages[0].content: must be a string or a list"),
         ('[{"role": "user", "content": ["a"]}]', "messages[0].content[0]: must be"),
-        ('[{"role": "user", "content": [{"type": "image_url"}]}]', "messages[0].content[0].type: must be \"text\", got 'image_url'"),
-        ('[{"role": "user", "content": [{"type": "text"}]}]', "messages[0].content[0].text: must be a string"),
-        ('[{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]', "content[0]: must hold type and text"),
+        (
+            '[{"role": "user", "content": [{"type": "image_url"}]}]',
+            "messages[0].content[0].type: must be \"text\", got 'image_url'",
+        ),
+        (
+            '[{"role": "user", "content": [{"type": "text"}]}]',
+            "messages[0].content[0].text: must be a string",
+        ),
+        (
+            '[{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]',
+            "content[0]: must hold type and text",
+        ),
         ('[{"role": "user", "content": "a", "name": 3}]', "messages[0].name: must be a string"),
         ('[{"role": "user", "content": "a", "name": "a b"}]', "messages[0].name: must be a string"),
         ('[{"role": "user", "content": "a", "tool_calls": []}]', "messages[0].tool_calls: is not known"),
-        ('[{"role": "user", "role": "user", "content": "a"}]', "messages: must not give a key twice, got 'role'"),
+        (
+            '[{"role": "user", "role": "user", "content": "a"}]',
+            "messages: must not give a key twice, got 'role'",
+        ),
         ('[{"role": "user", "content": "\\ud800"}]', "messages: must not hold lone surrogates"),
         ('[{"role": "user", "content": NaN}]', "messages: must hold finite numbers, got 'NaN'"),
         ('[{"role": "user", "content": "a"}] x', "messages: must be JSON: Extra data"),
@@ -172,7 +192,7 @@ def test_messages_that_are_well(value: object, expected: list[dict[str, str]]) -
         ("[" + "9" * 5000 + "]", "messages: must be JSON within reason: a number is too long"),
         ('[{"role": "user", "content": "a", "x\\ny": 1}]', "'messages[0].x\\ny': is not known"),
     ],
-)  # fmt: skip
+)
 def test_messages_that_are_not(text: str, error: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_messages(text)

@@ -1,0 +1,57 @@
+"""A parser over a small tokenizer, and inputs as Triton hands them over."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from backend.generation import Generation
+from backend.parsing import RequestLimits, parse_generation
+from backend.text import TextModel
+from cachemgr import BlockHash
+from tests.backend.text.tokenizers_made import byte_level
+
+VOCAB = 300
+LIMITS = RequestLimits(max_seq_len=64, vocab_size=VOCAB, default_max_tokens=16, max_prompt_bytes=2000)
+NOW = 1000.0
+
+Inputs = dict[str, np.ndarray[Any, Any]]
+
+
+def make_text(template: str | None) -> TextModel:
+    return TextModel.from_release(
+        {"tokenizer.json": byte_level().to_str().encode()},
+        chat_template=template, eos_token_ids=(), bos_token_id=None, add_bos=False,
+    )  # fmt: skip
+
+
+TEXT = make_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>")
+NO_TEMPLATE = make_text(None)
+
+
+def hasher(tokens: np.ndarray[Any, Any], *, namespace: str, salt: str = "") -> list[BlockHash]:
+    """One name per four tokens, that shows what it was made of."""
+    return [BlockHash(f"{namespace}/{salt}/{i}".encode()) for i in range(len(tokens) // 4)]
+
+
+def parse(inputs: Inputs, parameters: dict[str, Any] | None = None, *, text: TextModel = TEXT) -> Generation:
+    return parse_generation(
+        "r1", inputs, parameters or {},
+        limits=LIMITS, text=text, hasher=hasher, namespace="ns", clock=lambda: NOW, fresh_seed=lambda: 4711,
+    )  # fmt: skip
+
+
+def strings(*items: str | bytes) -> np.ndarray[Any, Any]:
+    return np.array([item.encode() if isinstance(item, str) else item for item in items], dtype=np.object_)
+
+
+def one(value: Any, kind: type[np.generic]) -> np.ndarray[Any, Any]:
+    return np.array([value], dtype=kind)
+
+
+def hello(**more: np.ndarray[Any, Any]) -> Inputs:
+    return {"text_input": strings("hello"), **more}
+
+
+def sampling(text: str | dict[str, Any]) -> Inputs:
+    return hello(sampling_parameters=strings(text if isinstance(text, str) else json.dumps(text)))
