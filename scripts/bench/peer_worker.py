@@ -1,7 +1,7 @@
 """Runs inside a peer's own Python: loads one peer's model and answers questions, a JSON line for a JSON line.
 
 It needs nothing but the standard library, numpy and the peer. Times are taken here, around the peer's own
-calls, so that the pipe costs the peer nothing. Every prompt is new to the peer unless the question is a hit.
+calls, so that the pipe costs the peer nothing.
 """
 
 import importlib
@@ -19,15 +19,11 @@ class PeerEngine(Protocol):
     """What both peers can be asked. `variant` names a way to run the peer."""
 
     def prefill(self, tokens: list[int], variant: str) -> float:
-        """Seconds until the logits of the last of `tokens` are there, nothing cached."""
+        """Seconds until the first token is known. A prompt that OpenVINO's PA has seen is a hit there."""
         ...
 
     def decode(self, tokens: list[int], variant: str, count: int) -> float:
         """Seconds of `count` greedy decode steps of one sequence after the prompt."""
-        ...
-
-    def hit(self, tokens: list[int], variant: str) -> float:
-        """Seconds to the first token of a prompt that was served just before."""
         ...
 
 
@@ -70,16 +66,6 @@ class LlamaCpp:
             token = int(logits.argmax())
         return time.perf_counter() - started
 
-    def hit(self, tokens: list[int], variant: str) -> float:
-        """Same slot: all but the last token is still in the KV cache."""
-        model = self._model(variant)
-        model.reset()
-        model.eval(tokens)
-        model.n_tokens -= 1
-        started = time.perf_counter()
-        model.eval(tokens[-1:])
-        return time.perf_counter() - started
-
 
 class OpenVino:
     """OpenVINO GenAI, which loads the GGUF file itself; PA caches prefixes, SDPA is the stateful pipeline."""
@@ -116,11 +102,6 @@ class OpenVino:
         """OpenVINO's own time per output token."""
         return float(self._generate(tokens, variant, count + 1).get_tpot().mean) / 1e3 * count
 
-    def hit(self, tokens: list[int], variant: str) -> float:
-        """The prompt comes a second time."""
-        self._generate(tokens, variant, 1)
-        return self.prefill(tokens, variant)
-
 
 ENGINES: dict[str, Callable[[str, int], PeerEngine]] = {"llamacpp": LlamaCpp, "openvino": OpenVino}
 
@@ -136,8 +117,6 @@ def answer(engine: PeerEngine, question: Answer) -> Answer:
                 return {"seconds": engine.prefill(**fields)}
             case "decode":
                 return {"seconds": engine.decode(**fields)}
-            case "hit":
-                return {"seconds": engine.hit(**fields)}
             case unknown:
                 return {"error": f"unknown op {unknown!r}"}
     except Exception as error:

@@ -174,10 +174,9 @@ class _Clockwork:
         return len(tokens) * (2.0 if variant == "plain" else 1.0)
 
     def decode(self, tokens: list[int], variant: str, count: int) -> float:
+        if not tokens:
+            raise KeyError("no slot")
         return count * 0.5
-
-    def hit(self, tokens: list[int], variant: str) -> float:
-        raise KeyError("no slot")
 
 
 def test_the_worker_answers_each_line_and_survives_errors() -> None:
@@ -185,7 +184,7 @@ def test_the_worker_answers_each_line_and_survives_errors() -> None:
         {"op": "hello"},
         {"op": "prefill", "tokens": [1, 2], "variant": "plain"},
         {"op": "decode", "tokens": [1], "variant": "plain", "count": 8},
-        {"op": "hit", "tokens": [1], "variant": "plain"},
+        {"op": "decode", "tokens": [], "variant": "plain", "count": 8},
         {"op": "dance"},
     ]
     lines = b"".join(json.dumps(question).encode() + b"\n" for question in questions)
