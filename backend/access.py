@@ -26,7 +26,7 @@ class OpenAccess:
 
     def __init__(self) -> None:
         log.warning(
-            "access control is off: every caller shares the namespace %r, and can tell by timing what others asked",
+            "access control is off: callers share the namespace %r and can tell by timing what others asked",
             DEFAULT_NAMESPACE,
         )
 

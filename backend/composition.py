@@ -114,9 +114,7 @@ def wire(
     def readings() -> list[Reading]:
         return [*reuse.readings(), *(Reading(name, value) for name, value in cache.counters().items())]
 
-    metrics = RequestMetrics(
-        instruments, labels, release=spec.digest[:16], readings=readings, clock=clock
-    )
+    metrics = RequestMetrics(instruments, labels, release=spec.digest[:16], readings=readings, clock=clock)
     replies = Replies(cancel=lambda ticket: loop.cancel(ticket), after_round=metrics.publish, clock=clock)
     stepper = Stepper(
         engine,

@@ -1,4 +1,4 @@
-"""What Triton's Python stub imports, as top-level module `model`: finds the rooms beside this file, and hands over.
+"""What Triton's Python stub imports as top-level module `model`: finds the rooms beside it, and hands over.
 
 The stub puts this folder at the end of sys.path; the front is where it must be, so that no other installed
 package named `backend` or `engines` is taken instead.
@@ -9,6 +9,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from backend.triton import TritonPythonModel  # noqa: E402  (the path must be set first)
+from backend.triton import TritonPythonModel
 
 __all__ = ["TritonPythonModel"]

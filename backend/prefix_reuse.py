@@ -3,8 +3,8 @@
 What of a prompt of N tokens is not computed again, and where it comes from:
 
     blocks   0 ........ m ............ k ........ | tail |
-             | in place | restored     | prefill         |     m: left in a retained lane, k: known to the cache
-    prefill starts at min(k · block_tokens, N − 2): the last two tokens always run, since logits are wanted and
+             | in place | restored     | prefill         |     m: run in a retained lane, k: in the cache
+    prefill starts at min(k · block_tokens, N − 2): the last two tokens always run: logits are wanted, and
     a step of two tokens has the same bits as any longer one.
 
 Invariants
@@ -108,7 +108,7 @@ class PrefixReuse:
         return True
 
     def keep(self, seq: Running) -> None:
-        """Offer every whole block written since the last call. Raises EngineError if the engine cannot export."""
+        """Offer every whole block written since the last call. Raises EngineError if it cannot export."""
         full = seq.written // self._block
         first, seq.kept = seq.kept, max(seq.kept, full)
         if not seq.request.use_cache or first >= full or seq.lane is None:

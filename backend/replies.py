@@ -3,12 +3,14 @@
     T2 ──deliver(batch)──▶ queue ──▶ T4: merge per stream ──send──▶ caller
     T2 ◀──cancel(ticket)──────────── T4: poll is_cancelled
 
-Sending takes tens of microseconds and may wait for the caller, so the step loop never does it. Deltas of one stream
-that pile up while this thread is busy are merged into one response: a slow thread costs granularity, not order.
+Sending takes tens of microseconds and may wait for the caller, so the step loop never does it. Deltas of
+one stream that pile up while this thread is busy are merged into one response: a slow thread costs
+granularity, not order.
 
 Invariants
 - A stream's deltas are sent in order; FINAL follows its last one, always, also when a send fails.
-- A stream that was never given a ticket (refused at the door) is finished by whoever opened it, through `fail`.
+- A stream that was never given a ticket (refused at the door) is finished by whoever opened it, through
+  `fail`.
 
 Threads: `open`, `fail`, `deliver` from any; sending and polling on this thread alone.
 """
@@ -64,7 +66,7 @@ class Replies:
     def __init__(
         self, *, cancel: Callable[[int], None], after_round: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """`cancel` ends a ticket; `after_round` runs on this thread when a round is sent, at least every second."""
+        """`cancel` ends a ticket; `after_round` runs on this thread after a round, at least every second."""
         self._cancel = cancel
         self._after_round = after_round
         self._clock = clock

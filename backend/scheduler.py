@@ -1,10 +1,10 @@
 """Decides, step by step, which sequence waits, loads, prefills or decodes: continuous batching over lanes.
 
-Requests are admitted first come, first served. A step decodes one token for every running sequence and prefills
-at most `prefill_chunk_tokens` (more while nothing decodes), oldest sequence first: a long prompt delays running
-streams by one chunk a step. Identical prefixes that arrive together are computed once: whoever misses a block
-that another sequence is about to make stays LOADING until that block is committed or its maker ends, and
-lets others pass meanwhile.
+Requests are admitted first come, first served. A step decodes one token for every running sequence and
+prefills at most `prefill_chunk_tokens` (more while nothing decodes), oldest sequence first: a long prompt
+delays running streams by one chunk a step. Identical prefixes that arrive together are computed once:
+whoever misses a block that another sequence is about to make stays LOADING until that block is committed or
+its maker ends, and lets others pass meanwhile.
 
 Invariants (`check_integrity` proves them when called)
 - `_queue` holds the WAITING and LOADING sequences in order of arrival, `_running` those with a lane.
@@ -138,7 +138,7 @@ class Scheduler:
             self._reuse.keep(seq)
 
     def end(self, seq: Sequence, *, retain: bool) -> None:
-        """Close a sequence in any state; `retain` leaves its KV in the lane for reuse: only if it is sound."""
+        """Close a sequence in any state; `retain` leaves its KV in the lane for reuse, if sound."""
         if seq.state is State.ENDED:
             return
         if seq.state in (State.WAITING, State.LOADING):
@@ -161,16 +161,22 @@ class Scheduler:
         """Prove the invariants above: who owns which lane, what is awaited, whose blocks are named how."""
         lanes = [seq.lane for seq in self._running]
         assert None not in lanes, "a running sequence owns no lane"
-        assert len(set(lanes)) == len(lanes) == self._lanes.active, f"{self._lanes.active} reserved, owned {lanes}"
+        assert len(set(lanes)) == len(lanes) == self._lanes.active, (
+            f"{self._lanes.active} reserved, owned {lanes}"
+        )
         for seq in self._running:
             assert seq.state in (State.PREFILL, State.DECODE), f"running in {seq.state}"
             assert seq.written <= seq.length <= seq.tokens.shape[0], f"{seq.written} written of {seq.length}"
-            assert seq.state is State.PREFILL or seq.written == seq.length - 1, "more than one token unwritten"
+            assert seq.state is State.PREFILL or seq.written == seq.length - 1, (
+                "more than one token unwritten"
+            )
         for seq in self._queue:
             assert seq.state in (State.WAITING, State.LOADING), f"queued in {seq.state}"
             assert seq.lane is None, "a queued sequence owns a lane"
         makers = {seq.ticket for seq in self._running if seq.state is State.PREFILL}
-        assert all(seq.ticket in makers for seq in self._making.values()), "a block is awaited that nobody makes"
+        assert all(seq.ticket in makers for seq in self._making.values()), (
+            "a block is awaited that nobody makes"
+        )
         self._reuse.check_integrity(self.open_sequences())
 
     def _admit(self, plan: Plan) -> None:
@@ -194,8 +200,8 @@ class Scheduler:
     def _loading(self, seq: Sequence) -> bool:
         """True while the sequence has blocks worth waiting for; pins what is known on the way.
 
-        A block that was awaited is asked for once more when nobody makes it any longer: it was committed, or its
-        maker ended and this sequence computes it.
+        A block that was awaited is asked for once more when nobody makes it any longer: it was committed,
+        or its maker ended and this sequence computes it.
         """
         if not seq.hashes:
             return False
@@ -216,7 +222,7 @@ class Scheduler:
         return False
 
     def _divide(self, prefilling: Iterable[Sequence], budget: int, plan: Plan) -> None:
-        """Oldest first. A part never leaves one token over for the next: steps of two tokens are the smallest."""
+        """Oldest first. A part never leaves one token over for the next: two are the smallest step."""
         for seq in prefilling:
             left = seq.prompt_tokens - seq.written
             take = min(left, budget, self._spec.max_prefill_tokens)

@@ -1,7 +1,7 @@
 """One generation while it runs: its tokens, its lane, how much KV is written, and what was said so far.
 
-A life: WAITING (queued) → LOADING (its cached blocks are on their way, or another sequence is making the next one)
-→ PREFILL (owns a lane) → DECODE → ENDED. Any state may end early.
+A life: WAITING (queued) → LOADING (its cached blocks are on their way, or another sequence is making the
+next one) → PREFILL (owns a lane) → DECODE → ENDED. Any state may end early.
 
     tokens    | prompt ................ | sampled ....... |
     positions 0            written                      length
@@ -39,7 +39,7 @@ class State(Enum):
 
 
 class TextStream(Protocol):
-    """Turns token ids into final text, one at a time; holds back what may still change or be cut by a stop word."""
+    """Turns tokens into final text; holds back what may still change or be cut by a stop word."""
 
     stopped: bool
     """True once a stop word was completed; nothing more will come out."""
@@ -53,10 +53,9 @@ class TextStream(Protocol):
         ...
 
 
-
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A generation with everything the step loop knows about it. `tokens` has room for the longest outcome."""
+    """A generation with all that the step loop knows about it. `tokens` has room for the longest outcome."""
 
     ticket: int
     request: Generation
@@ -99,14 +98,14 @@ class Sequence:
 
     @property
     def full(self) -> bool:
-        """True when no further token may be sampled: max_tokens, or no position left to write the last one."""
+        """True when no further token may be sampled: max_tokens, or no position is left for the last one."""
         return self.length == self.tokens.shape[0]
 
 
 def open_sequence(
     ticket: int, request: Generation, *, sink: ReplySink, text: TextStream, row: SamplerRow, max_seq_len: int
 ) -> Sequence:
-    """A WAITING sequence. The last sample needs no position, so outputs may reach max_seq_len − prompt + 1."""
+    """A WAITING sequence. The last sample needs no position: at most max_seq_len − prompt + 1 tokens."""
     prompt = request.prompt
     samples = min(request.max_tokens, max_seq_len - prompt.shape[0] + 1)
     tokens = np.empty(prompt.shape[0] + samples, dtype=np.int64)

@@ -1,7 +1,7 @@
 """What an operator may set: per model in config.pbtxt parameters, per node in tensorcache.toml.
 
-Two files, because two people write them: whoever may load a model may also send Triton a changed config.pbtxt, so
-nothing that trust, secrets or the memory of the node depend on is read from there.
+Two files, because two people write them: whoever may load a model may also send Triton a changed
+config.pbtxt, so nothing that trust, secrets or the memory of the node depend on is read from there.
 
 Everything is checked here, once; a value that is wrong, unknown or out of range is a ConfigError of one line.
 """
@@ -58,10 +58,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FacadeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters of a facade's config.pbtxt: the decoder it asks, and how many requests it has open at once."""
+    """Parameters of a facade's config.pbtxt: the decoder it asks, and how many requests may be open."""
 
     facade_for: Annotated[str, msgspec.Meta(min_length=1)]
     max_open_requests: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+    answer_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,7 +154,9 @@ def _convert(data: Mapping[str, Any], kind: type[T], *, where: str) -> T:
         allowed = " or ".join(get_args(get_type_hints(kind).get(key)))
         problem = f"expected {allowed or 'another value'}, found {choice.group(1)}"
     else:
-        expected = _GOT.sub("", problem).replace("Expected", "expected").replace("`", "").replace(" | null", "")
+        expected = (
+            _GOT.sub("", problem).replace("Expected", "expected").replace("`", "").replace(" | null", "")
+        )
         problem = expected + _found(data, key)
     raise ConfigError(f"{where} {key}: {problem}")
 

@@ -2,13 +2,14 @@
 
     T1, T4 ──submit, cancel──▶ inbox ──▶ T2: step, step, step … ──deltas──▶ outbox ──▶ T4
 
-While nothing is open the thread sleeps on its inbox. `heartbeat` is the clock at the last turn of the loop: it moves
-at least once per IDLE_BEAT_S unless a step takes longer, which is what a watchdog looks at.
+While nothing is open the thread sleeps on its inbox. `heartbeat` is the clock at the last turn of the loop:
+it moves at least once per IDLE_BEAT_S unless a step takes longer, which is what a watchdog looks at.
 
 Invariants
-- A submission is either refused by raising, or ends with exactly one last delta: the inbox is closed under a lock
-  before it is emptied for the last time, so nothing can slip in behind.
-- An exception that no step expects ends the loop: all open requests fail, `failure` says why, later ones are refused.
+- A submission is either refused by raising, or ends with exactly one last delta: the inbox is closed under
+  a lock before it is emptied for the last time, so nothing can slip in behind.
+- An exception that no step expects ends the loop: all open requests fail, `failure` says why, later ones
+  are refused.
 
 Threads: `submit`, `cancel`, `stop` from any; everything the stepper owns belongs to the loop's thread.
 """
@@ -76,7 +77,7 @@ class StepLoop:
         return self._closed is None and self._thread.is_alive()
 
     def submit(self, request: Generation, sink: ReplySink) -> int:
-        """Hand a request over; the ticket is what `cancel` wants. Raises Overloaded, or EngineFailed after a crash."""
+        """Hand a request over; the ticket is for `cancel`. Raises Overloaded; EngineFailed after a crash."""
         if self._inbox.qsize() >= self._max_inbox:
             raise Overloaded(f"queue is full: {self._max_inbox} requests wait for the next step")
         seq = self._open_sequence(next(self._tickets), request, sink)
@@ -91,7 +92,7 @@ class StepLoop:
         self._inbox.put(_Cancel(ticket))
 
     def stop(self, *, drain_s: float) -> None:
-        """Refuse new requests, give open ones `drain_s` seconds, fail what is left, end the thread. Idempotent."""
+        """Refuse new requests, give open ones `drain_s`, fail what is left, end the thread. Idempotent."""
         with self._door:
             if self._closed is None:
                 self._closed = Overloaded("the backend is closing")
@@ -99,7 +100,9 @@ class StepLoop:
         if self._thread.is_alive():
             self._thread.join(drain_s + JOIN_MARGIN_S)
             if self._thread.is_alive():
-                log.error("step loop did not end within %.0f s: an engine call hangs", drain_s + JOIN_MARGIN_S)
+                log.error(
+                    "step loop did not end within %.0f s: an engine call hangs", drain_s + JOIN_MARGIN_S
+                )
 
     def _run(self) -> None:
         try:
@@ -119,10 +122,8 @@ class StepLoop:
             progressed = stepper.busy and stepper.step()
             stepper.flush()
             self._measure_load()
-            if not stepper.busy:
-                wait_s = IDLE_BEAT_S
-            else:
-                wait_s = 0.0 if progressed else LOADING_BEAT_S
+            waits = LOADING_BEAT_S if stepper.busy else IDLE_BEAT_S
+            wait_s = 0.0 if progressed and stepper.busy else waits
 
     def _measure_load(self) -> None:
         """Refresh `load` for the metrics page, whenever the loop runs dry and twice a second else."""

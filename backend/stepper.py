@@ -1,7 +1,7 @@
-"""One step of the engine: decode the running sequences, prefill a part of the waiting ones, sample, say what came out.
+"""One step of the engine: decode running sequences, prefill some of the waiting ones, sample, tell.
 
-Deltas of the decode are delivered before the prefill runs, so that a long prompt does not hold up words that are
-ready; a stream gets one delivery per engine call, not per token.
+Deltas of the decode are delivered before the prefill runs, so that a long prompt does not hold up words
+that are ready; a stream gets one delivery per engine call, not per token.
 
 Invariants
 - Logits are used before the next engine call: they belong to the engine.
@@ -130,7 +130,7 @@ class Stepper:
         self.flush()
 
     def abandon(self, error: BackendError) -> None:
-        """Tell open sequences without touching the scheduler: for when its state cannot be trusted any more."""
+        """Tell open sequences without touching the scheduler: its state cannot be trusted any more."""
         self._batch.extend((seq.sink, Delta(error=error)) for seq in self._open.values())
         self._open.clear()
         self.flush()

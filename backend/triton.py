@@ -3,11 +3,11 @@
 One class serves both kinds of model: a decoder (decoupled) and, where config.pbtxt has the parameter
 `facade_for`, a facade (not decoupled) that asks a decoder and joins its answer.
 
-pb_utils exists only inside Triton's Python stub, so it is imported when Triton calls: this module itself loads
-anywhere, which is how a deployment is checked without a server.
+pb_utils exists only inside Triton's Python stub, so it is imported when Triton calls: this module itself
+loads anywhere, which is how a deployment is checked without a server.
 
-Threads: Triton calls `initialize`, `execute` and `finalize` on one thread (T1); senders are used by the replies
-thread (decoder) or a facade thread.
+Threads: Triton calls `initialize`, `execute` and `finalize` on one thread (T1); senders are used by the
+replies thread (decoder) or a facade thread.
 """
 
 import json
@@ -135,9 +135,7 @@ class _Decoder:
         parameters = json.loads(request.parameters() or "{}")
         if request.timeout() and "timeout" not in parameters:
             parameters["timeout"] = request.timeout()
-        self._service.handle(
-            request.request_id(), lambda: _inputs(request), parameters, sender=sender
-        )
+        self._service.handle(request.request_id(), lambda: _inputs(request), parameters, sender=sender)
 
     def close(self) -> None:
         self._service.close()
@@ -190,7 +188,9 @@ class TritonSender:
         """
         flags = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         if delta.error is not None:
-            self._sender.send(self._pb.InferenceResponse(error=self._statuses.error(delta.error)), flags=flags)
+            self._sender.send(
+                self._pb.InferenceResponse(error=self._statuses.error(delta.error)), flags=flags
+            )
             return
         try:
             self._sender.send(self._pb.InferenceResponse(output_tensors=self._encode(delta)))
@@ -227,7 +227,9 @@ class TritonInstruments:
 
     def counter(self, name: str, description: str, labels: Labels) -> Counter:
         """See Instruments."""
-        metric: Counter = self._family(name, description, self._family_type.COUNTER).Metric(labels=dict(labels))
+        metric: Counter = self._family(name, description, self._family_type.COUNTER).Metric(
+            labels=dict(labels)
+        )
         return metric
 
     def gauge(self, name: str, description: str, labels: Labels) -> Gauge:

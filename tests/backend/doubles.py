@@ -1,4 +1,4 @@
-"""Doubles for scheduling logic: an engine whose next token depends on every KV it finds, and a cache in a dict."""
+"""Doubles for scheduling logic: an engine whose next token depends on every KV it finds, a dict as cache."""
 
 import hashlib
 from collections.abc import Sequence
@@ -52,10 +52,18 @@ class FakeEngine:
 
     def __init__(self, *, lanes: int = 4, max_seq_len: int = 64, max_prefill_tokens: int = 32) -> None:
         self.spec = EngineSpec(
-            model="fake", release=1, digest="f" * 64, kv_identity=b"k" * 16,
+            model="fake",
+            release=1,
+            digest="f" * 64,
+            kv_identity=b"k" * 16,
             geometry=Geometry(layers=1, hidden=1, query_heads=1, kv_heads=1, head_dim=1, vocab_size=VOCAB),
-            kv_dtype=np.dtype(np.float32), block_tokens=BLOCK, lanes=lanes, max_seq_len=max_seq_len,
-            positions=max_seq_len + BLOCK, max_prefill_tokens=max_prefill_tokens, exact=True,
+            kv_dtype=np.dtype(np.float32),
+            block_tokens=BLOCK,
+            lanes=lanes,
+            max_seq_len=max_seq_len,
+            positions=max_seq_len + BLOCK,
+            max_prefill_tokens=max_prefill_tokens,
+            exact=True,
         )
         self.kv = np.full((lanes, self.spec.positions), -1, dtype=np.int64)
         self.calls: list[tuple[str, int]] = []
@@ -65,7 +73,8 @@ class FakeEngine:
 
     def prefill(self, lane, tokens, start):
         self._maybe_fail("prefill")
-        assert 1 <= len(tokens) <= self.spec.max_prefill_tokens and start + len(tokens) <= self.spec.max_seq_len
+        assert 1 <= len(tokens) <= self.spec.max_prefill_tokens
+        assert start + len(tokens) <= self.spec.max_seq_len
         self.calls.append(("prefill", len(tokens)))
         self.prefilled_tokens += len(tokens)
         for offset, token in enumerate(tokens.tolist()):
@@ -173,7 +182,8 @@ class DictCache:
 
     def restore(self, lease, *, first, sink):
         self._check()
-        assert lease.ready and not lease.released
+        assert lease.ready
+        assert not lease.released
         usable = first
         for index in range(first, lease.blocks):
             payload = self.blocks.get(lease.names[index])
@@ -265,43 +275,75 @@ class Silent:
 
 
 def generation(
-    prompt: Sequence[int], *, max_tokens: int = 8, cache: DictCache | None = None, received: float = 0.0,
-    deadline: float | None = None, stream: bool = True, salt: str = "", seed: int = 0, temperature: float = 0.0,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 8,
+    cache: DictCache | None = None,
+    received: float = 0.0,
+    deadline: float | None = None,
+    stream: bool = True,
+    salt: str = "",
+    seed: int = 0,
+    temperature: float = 0.0,
 ) -> Generation:
     tokens = np.array(prompt, dtype=np.int64)
     hashes = cache.hashes(tokens, namespace="default", salt=salt) if cache is not None else []
     return Generation(
-        request_id="", prompt=tokens, block_hashes=hashes, namespace="default",
-        sampling=SamplingParams(seed=seed, temperature=temperature), max_tokens=max_tokens, min_tokens=0,
-        stop_words=(), ignore_eos=True, stream=stream, echo=False, logprobs=False,
-        use_cache=cache is not None, received=received, deadline=deadline, cache_salt=salt,
+        request_id="",
+        prompt=tokens,
+        block_hashes=hashes,
+        namespace="default",
+        sampling=SamplingParams(seed=seed, temperature=temperature),
+        max_tokens=max_tokens,
+        min_tokens=0,
+        stop_words=(),
+        ignore_eos=True,
+        stream=stream,
+        echo=False,
+        logprobs=False,
+        use_cache=cache is not None,
+        received=received,
+        deadline=deadline,
+        cache_salt=salt,
     )
 
 
 class Rig:
     """A stepper over the fake engine, driven by hand; `now` is its clock."""
 
-    def __init__(self, *, engine=None, cache=None, limits=None, lane_ttl_s=0.0, sampler=None, outbox=None) -> None:
+    def __init__(
+        self, *, engine=None, cache=None, limits=None, lane_ttl_s=0.0, sampler=None, outbox=None
+    ) -> None:
         self.now = 0.0
         self.engine = engine or FakeEngine()
         self.cache = DictCache() if cache is None else cache
         self.lanes = LanePool(self.engine.spec)
         self.tier = LaneTier(ttl_s=lane_ttl_s)
-        self.reuse = PrefixReuse(self.engine, self.cache, lanes=self.lanes, tier=self.tier, clock=lambda: self.now)
+        self.reuse = PrefixReuse(
+            self.engine, self.cache, lanes=self.lanes, tier=self.tier, clock=lambda: self.now
+        )
         small = SchedulerLimits(max_queue_size=64, prefill_chunk_tokens=8, idle_chunk_tokens=16)
         self.limits = limits or small
         self.scheduler = Scheduler(self.engine.spec, self.lanes, reuse=self.reuse, limits=self.limits)
         self.sampler = sampler or NumpySampler(VOCAB)
         self.observer = Silent()
         self.stepper = Stepper(
-            self.engine, self.scheduler, sampler=self.sampler, eos_token_ids=[EOS],
-            outbox=outbox or DirectOutbox(), observer=self.observer, clock=lambda: self.now,
+            self.engine,
+            self.scheduler,
+            sampler=self.sampler,
+            eos_token_ids=[EOS],
+            outbox=outbox or DirectOutbox(),
+            observer=self.observer,
+            clock=lambda: self.now,
         )
         self._ticket = 0
 
     def open(self, ticket, request, sink, *, stop=None):
         row = self.sampler.row(
-            request.sampling, request.prompt, min_tokens=request.min_tokens, eos_token_ids=[EOS],
+            request.sampling,
+            request.prompt,
+            min_tokens=request.min_tokens,
+            eos_token_ids=[EOS],
             logprobs=request.logprobs,
         )
         room = self.engine.spec.max_seq_len
@@ -329,4 +371,6 @@ class Rig:
 
     def check_idle(self) -> None:
         self.scheduler.check_integrity()
-        assert self.lanes.active == 0 and self.cache.pins == 0 and self.cache.pending == 0
+        assert self.lanes.active == 0
+        assert self.cache.pins == 0
+        assert self.cache.pending == 0

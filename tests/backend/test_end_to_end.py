@@ -11,7 +11,7 @@ STORY = (
     "Every morning she opened her shop, wound the great clock above the door, and listened to its voice. "
     "One winter the clock fell silent, and with it the whole village seemed to hold its breath. She took it "
     "apart, gear by gear, and laid the pieces on a long white cloth, but nothing was broken and nothing was "
-    "missing. So she put on her coat and walked down to the harbour to ask the only person older than the clock."
+    "missing. So she put on her coat and walked down to the harbour to ask the one person older than it."
 )
 PROMPTS = ["The three largest cities of Japan are", "def fibonacci(n):\n", STORY]
 SEEDED = {"temperature": 0.8, "top_p": 0.9, "seed": 7}
@@ -157,7 +157,9 @@ def test_a_caller_that_hangs_up_frees_the_lane(rig):
 
 
 def test_a_deadline_in_mid_stream_ends_with_what_there_is(rig):
-    caller = rig.ask(PROMPTS[0], max_tokens=400, ignore_eos=True, stream=True, parameters={"timeout": 400_000})
+    caller = rig.ask(
+        PROMPTS[0], max_tokens=400, ignore_eos=True, stream=True, parameters={"timeout": 400_000}
+    )
     assert caller.last.finish is FinishReason.DEADLINE
     assert 0 < len(caller.ids) < 400
 

@@ -30,7 +30,7 @@ def test_what_the_lane_lacks_comes_from_the_cache():
     rig = Rig(engine=FakeEngine(lanes=1), lane_ttl_s=30.0)
     rig.ask(LONG)
     rig.run()
-    rig.ask(LONG[: 2 * BLOCK] + [50, 51, 52], max_tokens=1)
+    rig.ask([*LONG[: 2 * BLOCK], 50, 51, 52], max_tokens=1)
     rig.run()
     _, sink = rig.ask(LONG)
     rig.run()

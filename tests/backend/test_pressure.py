@@ -15,7 +15,9 @@ KINDS = ("prefill", "decode", "export", "import")
 @pytest.mark.parametrize("seed", range(6))
 def test_200_random_requests_leave_nothing_behind(seed):
     rng = random.Random(seed)
-    rig = Rig(engine=FakeEngine(lanes=rng.choice([1, 2, 5]), max_seq_len=96), lane_ttl_s=rng.choice([0.0, 50.0]))
+    rig = Rig(
+        engine=FakeEngine(lanes=rng.choice([1, 2, 5]), max_seq_len=96), lane_ttl_s=rng.choice([0.0, 50.0])
+    )
     stems = [[rng.randrange(2, 60) for _ in range(rng.randrange(1, 60))] for _ in range(5)]
     open_requests = []
     asked = []
@@ -49,7 +51,7 @@ def test_200_random_requests_leave_nothing_behind(seed):
 
 
 def test_200_random_requests_on_real_parts(engine, small_release, tmp_path):
-    """The small random decoder, a real arena with room for few blocks, threads, failures: text stays right."""
+    """The small random decoder, a small real arena, threads, failures: text stays right."""
     rng = random.Random(11)
     kept = KeptEngine(engine(lanes=4, threads=1))
     block = kept.spec.block_nbytes

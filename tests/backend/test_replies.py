@@ -12,7 +12,9 @@ END = {"finish": FinishReason.STOP, "usage": Usage(1, 2, 0, 0.1)}
 
 def start(cancelled=None, after_round=lambda: None):
     replies = Replies(
-        cancel=(cancelled if cancelled is not None else []).append, after_round=after_round, clock=time.monotonic
+        cancel=(cancelled if cancelled is not None else []).append,
+        after_round=after_round,
+        clock=time.monotonic,
     )
     replies.start()
     return replies

@@ -52,13 +52,15 @@ def test_no_cache_neither_reads_nor_writes():
     rig = Rig()
     _, first = rig.ask(PROMPT, cached=False)
     rig.run()
-    assert not rig.cache.blocks and not rig.cache.leases
+    assert not rig.cache.blocks
+    assert not rig.cache.leases
     rig.ask(PROMPT)
     rig.run()
     stored = dict(rig.cache.blocks)
     _, second = rig.ask(PROMPT, cached=False, max_tokens=20)
     rig.run()
-    assert second.last.usage.cached_tokens == 0 and rig.cache.blocks.keys() == stored.keys()
+    assert second.last.usage.cached_tokens == 0
+    assert rig.cache.blocks.keys() == stored.keys()
     assert second.ids[:8] == first.ids
 
 
@@ -86,7 +88,8 @@ def test_a_full_queue_refuses_and_the_others_are_unharmed():
     rig = Rig(engine=FakeEngine(lanes=1), limits=SchedulerLimits(max_queue_size=2))
     accepted = [rig.ask([5, 6, i + 7])[1] for i in range(3)]
     _, refused = rig.ask([5, 6, 20])
-    assert isinstance(refused.last.error, Overloaded) and "max_queue_size is 2" in str(refused.last.error)
+    assert isinstance(refused.last.error, Overloaded)
+    assert "max_queue_size is 2" in str(refused.last.error)
     rig.run()
     assert all(sink.last.finish is FinishReason.LENGTH for sink in accepted)
 
@@ -142,7 +145,8 @@ def test_others_pass_a_sequence_that_waits_for_anothers_block():
     _, other = rig.ask([9, 8, 7], max_tokens=2)
     rig.step()
     rig.step()
-    assert rig.scheduler.running == 2 and rig.scheduler.waiting == 1
+    assert rig.scheduler.running == 2
+    assert rig.scheduler.waiting == 1
     rig.run()
     assert other.ids == expected_text_ids([9, 8, 7], 2)
 
@@ -161,7 +165,8 @@ def test_when_the_maker_ends_early_the_next_one_makes_the_blocks(how):
     else:
         rig.now = 51.0
     rig.run()
-    assert first.ended and not first.ids
+    assert first.ended
+    assert not first.ids
     assert [sink.ids for sink in waiters] == [expected_text_ids(shared, 2)] * 2
     assert rig.engine.prefilled_tokens <= len(shared) + 2 * 2
 
@@ -184,7 +189,8 @@ def test_a_sequence_waits_for_blocks_on_their_way_while_others_run():
     _, fast = rig.ask([3, 4], cached=False, max_tokens=2)
     for _ in range(5):
         rig.step()
-    assert fast.ended and not slow.ended
+    assert fast.ended
+    assert not slow.ended
     cache.leases[0].ready = True
     rig.run()
     assert slow.ids == expected_text_ids(PROMPT, 2)
@@ -195,10 +201,12 @@ def test_cancel_frees_the_lane_before_the_next_step_and_says_so():
     ticket, sink = rig.ask(PROMPT, max_tokens=30)
     _, waiting = rig.ask([4, 5, 6], max_tokens=1)
     rig.step()
-    assert sink.ids and not waiting.ids
+    assert sink.ids
+    assert not waiting.ids
     rig.stepper.cancel(ticket)
     rig.step()
-    assert sink.last.finish is FinishReason.CANCELLED and waiting.ids
+    assert sink.last.finish is FinishReason.CANCELLED
+    assert waiting.ids
     rig.stepper.cancel(ticket)
     rig.run()
 
@@ -210,7 +218,8 @@ def test_cancel_while_queued():
     rig.step()
     rig.stepper.cancel(ticket)
     rig.stepper.flush()
-    assert queued.last.finish is FinishReason.CANCELLED and queued.last.usage.output_tokens == 0
+    assert queued.last.finish is FinishReason.CANCELLED
+    assert queued.last.usage.output_tokens == 0
     rig.run()
 
 
@@ -221,7 +230,8 @@ def test_deadlines_end_waiting_and_running_requests():
     rig.step()
     rig.now = 10.0
     rig.step()
-    assert running.last.finish is FinishReason.DEADLINE and running.ids == expected_text_ids([3, 4, 5], 1)
+    assert running.last.finish is FinishReason.DEADLINE
+    assert running.ids == expected_text_ids([3, 4, 5], 1)
     assert isinstance(waiting.last.error, DeadlineExceeded)
     rig.check_idle()
 
@@ -259,7 +269,25 @@ def test_a_broken_cache_is_a_miss(caplog):
     rig.cache.broken = True
     rig.run()
     assert first.ids == expected_text_ids(PROMPT, 8)
-    assert rig.reuse.cache_errors > 0 and "cache call failed" in caplog.text
+    assert rig.reuse.cache_errors > 0
+    assert "cache call failed" in caplog.text
+
+
+def test_a_restore_that_breaks_in_the_middle_is_a_miss(caplog):
+    rig = Rig()
+    rig.ask(PROMPT)
+    rig.run()
+
+    def restore(lease, *, first, sink):
+        sink(range(first, first + 1), [rig.cache.blocks[lease.names[first]]])
+        raise RuntimeError("the arena is gone")
+
+    rig.cache.restore = restore
+    _, sink = rig.ask(PROMPT)
+    rig.run()
+    assert sink.ids == expected_text_ids(PROMPT, 8)
+    assert sink.last.usage.cached_tokens == 0
+    assert "the arena is gone" in caplog.text
 
 
 def test_a_block_lost_between_lookup_and_restore_is_computed():
@@ -284,6 +312,8 @@ def test_the_end_of_the_room_is_a_length_end():
     _, sink = rig.ask(prompt, max_tokens=1000)
     _, brim = rig.ask(list(range(2, 18)), max_tokens=1000)
     rig.run()
-    assert sink.last.finish is FinishReason.LENGTH and len(sink.ids) == 7
-    assert brim.last.finish is FinishReason.LENGTH and len(brim.ids) == 1
+    assert sink.last.finish is FinishReason.LENGTH
+    assert len(sink.ids) == 7
+    assert brim.last.finish is FinishReason.LENGTH
+    assert len(brim.ids) == 1
     assert sink.ids == expected_text_ids(prompt, 7)

@@ -77,7 +77,8 @@ def test_answers_from_many_threads(rig, loop):
     for thread in threads:
         thread.join(WAIT_S)
     assert {start: sink.ids for start, sink in sinks.items()} == {
-        start: expected_text_ids([start, 3, 4], 5) for start in [*range(5, 10), *range(15, 20), *range(25, 30)]
+        start: expected_text_ids([start, 3, 4], 5)
+        for start in [*range(5, 10), *range(15, 20), *range(25, 30)]
     }
 
 

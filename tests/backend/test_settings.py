@@ -1,0 +1,112 @@
+from pathlib import Path
+
+import pytest
+
+from backend.environment import CONFIG_VARIABLE, config_path
+from backend.errors import ConfigError
+from backend.settings import read_facade_settings, read_model_settings, read_node_settings
+
+
+def test_defaults_and_texts_become_numbers():
+    settings = read_model_settings(
+        {"lanes": "4", "lane_ttl_s": "2.5", "cache": "off", "EXECUTION_ENV_PATH": "x"}
+    )
+    assert (settings.lanes, settings.lane_ttl_s, settings.cache) == (4, 2.5, "off")
+    assert settings.max_queue_size == 256
+    assert settings.engine_options().lanes == 4
+
+
+@pytest.mark.parametrize(
+    ("parameters", "line"),
+    [
+        ({"lanes": "0"}, "config.pbtxt parameter lanes: expected int >= 1, found '0'"),
+        ({"lanes": "many"}, "config.pbtxt parameter lanes: expected int, found 'many'"),
+        ({"lanes": ""}, "config.pbtxt parameter lanes: expected int, found ''"),
+        ({"lane_ttl_s": "nan"}, "config.pbtxt parameter lane_ttl_s: expected float >= 0.0, found 'nan'"),
+        ({"cache": "maybe"}, "config.pbtxt parameter cache: expected on or off, found 'maybe'"),
+        ({"lane": "8"}, "config.pbtxt parameter lane: unknown key"),
+        ({"trust": "x"}, "config.pbtxt parameter trust: unknown key"),
+    ],
+)
+def test_a_wrong_parameter_is_one_line(parameters, line):
+    with pytest.raises(ConfigError) as caught:
+        read_model_settings(parameters)
+    assert str(caught.value) == line
+
+
+def test_facade_settings():
+    assert read_facade_settings({"facade_for": "smollm2"}).facade_for == "smollm2"
+    with pytest.raises(ConfigError, match="facade_for: expected str of length >= 1, found ''"):
+        read_facade_settings({"facade_for": ""})
+    with pytest.raises(ConfigError, match="lanes: unknown key"):
+        read_facade_settings({"facade_for": "x", "lanes": "2"})
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "tensorcache.toml"
+    path.write_text(text)
+    return path
+
+
+def test_node_settings_resolve_paths_beside_the_file(tmp_path):
+    text = """
+        [node]
+        cluster = "lab"
+        id = "n1"
+        [trust]
+        keys = ["keys/a.pub", "/etc/b.pub"]
+        [trust.min_release]
+        smollm2 = 3
+        [secrets]
+        dir = "private"
+        [host]
+        bytes = 1048576
+        ttl_s = 60
+    """
+    node = read_node_settings(write(tmp_path, text))
+    assert node.trust.keys == (tmp_path / "keys/a.pub", Path("/etc/b.pub"))
+    assert node.trust.min_release == {"smollm2": 3}
+    assert node.secrets_dir == tmp_path / "private"
+    assert (node.cache.cluster, node.cache.node, node.cache.host_bytes, node.cache.ttl_s) == (
+        "lab",
+        "n1",
+        1048576,
+        60,
+    )
+
+
+def test_an_empty_file_is_the_defaults(tmp_path):
+    node = read_node_settings(write(tmp_path, ""))
+    assert node.trust.keys == ()
+    assert node.cache.directory == "/dev/shm"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[trust]\nkeys = 3", "trust.keys: expected array, found 3"),
+        ("[bogus]\na = 1", "bogus: unknown key"),
+        ("[host]\nbites = 1", "host.bites: unknown key"),
+        ("[host]\nbytes = -1", "host.bytes: expected int >= 0, found -1"),
+        ('[host]\nbytes = "1"', "host.bytes: expected int, found '1'"),
+        ("[host]\nttl_s = nan", "host.ttl_s: expected float > 0.0, found nan"),
+        ('[node]\nid = "A b"', "node: must be 1 to 63 characters"),
+        ("what", "expected TOML, found: "),
+    ],
+)
+def test_a_wrong_node_file_is_one_line_that_names_the_file(tmp_path, text, line):
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_node_settings(path)
+    assert str(caught.value).startswith(f"{path}: {line}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_node_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"expected a readable tensorcache\.toml, found: No such file"):
+        read_node_settings(tmp_path / "tensorcache.toml")
+
+
+def test_the_environment_names_another_file(tmp_path):
+    assert config_path(tmp_path, {}) == tmp_path / "tensorcache.toml"
+    assert config_path(tmp_path, {CONFIG_VARIABLE: "/etc/tc.toml"}) == Path("/etc/tc.toml")
