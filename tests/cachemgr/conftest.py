@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.cachemgr.host import Host
+
+settings.register_profile("no deadline", deadline=None)  # a busy machine is not a wrong answer
+settings.load_profile("no deadline")
 
 
 @pytest.fixture

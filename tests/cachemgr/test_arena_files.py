@@ -200,6 +200,19 @@ def test_a_raised_bound_is_filled_by_another_arena(host: Host) -> None:
     assert read(host.open(blocks=64), longer) == 60
 
 
+def test_what_was_found_at_start_goes_leaf_first_too(host: Host) -> None:
+    cache = host.open(blocks=8)
+    found = [chain(cache, 4, seed=seed) for seed in range(2)]
+    for hashes in found:
+        fill(cache, hashes)
+    cache.close()
+    cache = host.open(blocks=8)
+    newer = chain(cache, 8, seed=2)
+    for written in range(8):
+        assert sum(cache.lookup(hashes) for hashes in found) == 8 - written
+        assert fill(cache, newer[: written + 1]) == 1
+
+
 def test_a_block_in_two_arenas_is_kept_once(host: Host) -> None:
     first, second = (host.open(arena_bytes=32 * STRIDE) for _ in range(2))
     hashes = chain(first, 4)

@@ -89,6 +89,13 @@ class CacheLife(RuleBasedStateMachine):
         self.written.add(hashes[index])
         return pending, hashes, index
 
+    @rule(which=which, count=st.integers(1, LENGTH))
+    def fill(self, which: int, count: int) -> None:
+        for index in range(count):
+            held = self.prepare(which, index)
+            if held is not None:
+                self.commit(held)
+
     @rule(held=consumes(reservations))
     def commit(self, held: tuple[PendingBlock, list[BlockHash], int] | None) -> None:
         if held is None:

@@ -198,6 +198,36 @@ def test_eviction_takes_leaves_of_the_least_recently_used_chain(open_tier: OpenT
     assert [cache.lookup(hashes) for hashes in chains] == [3, 0, 3, 3]
 
 
+def test_a_chain_that_was_read_still_goes_leaf_first(open_tier: OpenTier) -> None:
+    cache = open_tier(blocks=6)
+    first, second = chain(cache, 6), chain(cache, 6, seed=1)
+    fill(cache, first)
+    assert read(cache, first) == 6
+    for written in range(1, 7):
+        assert write(cache, second, written - 1)
+        assert cache.lookup(first) == 6 - written
+
+
+def test_a_chain_that_grows_makes_room_at_the_cost_of_others(open_tier: OpenTier) -> None:
+    """Its own front is the least recently used, but it is in use: the other chain gives way."""
+    cache = open_tier(blocks=8)
+    growing, idle = chain(cache, 7), chain(cache, 6, seed=1)
+    fill(cache, growing[:2])
+    fill(cache, idle)
+    assert fill(cache, growing) == 5
+    assert read(cache, growing) == 7
+    assert read(cache, idle) == 1
+
+
+def test_an_expired_block_is_not_found_even_before_it_is_swept(open_tier: OpenTier, host: Host) -> None:
+    cache = open_tier(ttl_s=10.0)
+    hashes = chain(cache, 40)
+    fill(cache, hashes)
+    host.clock.now += 10
+    assert cache.lookup(hashes) == 0
+    assert cache.acquire(hashes, deadline=None).blocks == 0
+
+
 def test_unused_blocks_expire_and_used_ones_do_not(open_tier: OpenTier, host: Host) -> None:
     cache = open_tier(ttl_s=10.0)
     idle, busy, leased = (chain(cache, 3, seed=seed) for seed in range(3))
