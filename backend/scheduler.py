@@ -33,7 +33,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_queue_size: int = 256
     prefill_chunk_tokens: int = 128
-    idle_chunk_tokens: int = 512
+    idle_chunk_tokens: int = 256
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_seq_len: Annotated[int, msgspec.Meta(ge=16)] | None = None
     max_queue_size: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 256
     prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=2)] = 128
-    idle_chunk_tokens: Annotated[int, msgspec.Meta(ge=2)] = 512
+    idle_chunk_tokens: Annotated[int, msgspec.Meta(ge=2)] = 256
     default_max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 256
     cache: Literal["on", "off"] = "on"
     lane_ttl_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0

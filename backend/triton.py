@@ -85,7 +85,8 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Drain and close."""
-        self._service.close()
+        if hasattr(self, "_service"):  # not after a refused load
+            self._service.close()
 
     def _open(self, args: Mapping[str, str], name: str, version: str) -> "_Decoder | FacadeService":
         config = json.loads(args["model_config"])

@@ -1,0 +1,125 @@
+"""From settings to a running service over the real load chain, with a small signed release."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from backend.composition import open_decoder
+from backend.errors import EngineFailed, Overloaded
+from backend.settings import ModelSettings, NodeSettings
+from cachemgr import CacheSecrets, CacheSettings, SecretsError
+from engines import ReleaseError, TrustSettings, generate_signing_key, publish_release, sign_release
+from tests.backend.service_rig import Caller, NoInstruments
+
+
+class ByKey:
+    """Takes the namespace from the credential."""
+
+    def namespace(self, parameters):
+        return str(parameters.get("api_key", "nobody"))
+
+
+@pytest.fixture(scope="module")
+def deployed(small_release, tmp_path_factory):
+    """(version folder, node settings) of the small decoder, signed and published."""
+    root = tmp_path_factory.mktemp("node")
+    release = root / "release"
+    shutil.copytree(small_release, release)
+    generate_signing_key(root / "keys")
+    sign_release(release, root / "keys" / "release.key")
+    trust = TrustSettings((root / "keys" / "release.pub",))
+    (root / "small" / "1").mkdir(parents=True)
+    publish_release(release, root / "small" / "1", model="small", trust=trust)
+    CacheSecrets.generate(root / "secrets")
+    cache = CacheSettings(host_bytes=16 << 20, directory=str(root))
+    return root / "small" / "1", NodeSettings(trust, root / "secrets", cache)
+
+
+def open_small(deployed, *, node=None, model="small", **settings):
+    version, own = deployed
+    return open_decoder(
+        model, version, settings=ModelSettings(threads=1, **settings), node=node or own, authoriser=ByKey(),
+        instruments=NoInstruments(), labels={"model": model, "version": "1"},
+    )  # fmt: skip
+
+
+def ask(service, ids, *, api_key="a", inputs=None, **options):
+    caller = Caller()
+    tensors = {"input_ids": np.array(ids, np.int32), "max_tokens": np.array([4], np.int32)}
+    tensors |= {name: np.array([value]) for name, value in options.items()}
+    service.handle("r", inputs or (lambda: tensors), {"api_key": api_key}, sender=lambda generation: caller)
+    return caller.wait()
+
+
+PROMPT = list(range(5, 75))
+
+
+def test_a_signed_release_serves_and_namespaces_do_not_share_blocks(deployed):
+    service = open_small(deployed, lane_ttl_s=0.0)
+    try:
+        first = ask(service, PROMPT)
+        again = ask(service, PROMPT)
+        other = ask(service, PROMPT, api_key="b")
+    finally:
+        service.close()
+    assert (first.cached, again.cached, other.cached) == (0, 64, 0)
+    assert first.ids == again.ids == other.ids
+    assert service.release == (deployed[0] / "current").read_text().strip()
+
+
+def test_cache_off_computes_everything(deployed):
+    service = open_small(deployed, cache="off")
+    try:
+        assert [ask(service, PROMPT).cached for _ in range(2)] == [0, 0]
+    finally:
+        service.close()
+
+
+def test_a_request_that_cannot_be_read_is_answered_and_logged(deployed, caplog):
+    service = open_small(deployed)
+    try:
+        failed = ask(service, PROMPT, inputs=lambda: 1 / 0)
+        assert ask(service, PROMPT).last.finish is not None
+    finally:
+        service.close()
+    assert isinstance(failed.last.error, EngineFailed)
+    assert "ZeroDivisionError" not in str(failed.last.error)
+    assert "ZeroDivisionError" in caplog.text
+    assert failed.finals == 1
+
+
+def test_a_closed_service_refuses(deployed):
+    service = open_small(deployed)
+    assert service.ready
+    service.close()
+    assert not service.ready
+
+
+def test_closing_ends_open_streams_with_a_reason(deployed):
+    service = open_small(deployed, drain_s=0.0)
+    caller = Caller()
+    tensors = {
+        "input_ids": np.array(PROMPT, np.int32), "max_tokens": np.array([170], np.int32),
+        "stream": np.array([True]), "ignore_eos": np.array([True]),
+    }  # fmt: skip
+    service.handle("r", lambda: tensors, {}, sender=lambda generation: caller)
+    assert caller.first.wait(20)
+    service.close()
+    assert isinstance(caller.wait().last.error, Overloaded)
+    assert caller.finals == 1
+
+
+def test_refusals_are_one_line_and_leave_nothing_open(deployed):
+    version, node = deployed
+    strangers = NodeSettings(TrustSettings(), node.secrets_dir, node.cache)
+    with pytest.raises(ReleaseError, match="at least one trusted key"):
+        open_small(deployed, node=strangers)
+    with pytest.raises(ReleaseError, match="other"):
+        open_small(deployed, model="other")
+    homeless = NodeSettings(node.trust, version / "nowhere", node.cache)
+    with pytest.raises(SecretsError):
+        open_small(deployed, node=homeless)
+    service = open_small(deployed)
+    assert ask(service, PROMPT).last.finish is not None
+    service.close()
