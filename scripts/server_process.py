@@ -19,10 +19,12 @@ from pathlib import Path
 from scripts.triton_runtime import STUB
 
 _PR_SET_PDEATHSIG = 1
+_ROUTINE = re.compile(r"[IW]\d{4} |I 20|[|+]|E\d{4} .*CudaDriverHelper")
+"""Log lines that say nothing about an end: information, warnings, tables, and a host without a GPU."""
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """What the child runs before exec: one call; everything it needs is looked up before the fork."""
+    """What the child runs before exec: one call; what it needs is looked up before the fork."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def ask_for_sigterm() -> None:
@@ -97,12 +99,12 @@ class ServerProcess:
         self._process.wait()
 
     def log_tail(self, lines: int = 8) -> str:
-        """Why it ended, from its own log: its last error lines, or its first lines if it never got that far."""
+        """Why it ended, from its own log: the last lines that are neither routine nor a table."""
         with self._log.open("rb") as source:
             source.seek(self._log_start)
             text = source.read().decode("utf-8", "replace").splitlines()
-        reasons = [line for line in text if re.match(r"E\d{4} ", line)]
-        return "\n".join(reasons[-lines:] or text[:lines])
+        reasons = [line for line in text if line.strip() and not _ROUTINE.match(line)]
+        return "\n".join((reasons or text)[-lines:])
 
 
 def living_stubs(server_pid: int) -> list[StubProcess]:

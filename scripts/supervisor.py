@@ -212,7 +212,7 @@ class Supervisor:
         for model in self._models:
             state, reason = index.get(model, ("", ""))
             if state == "UNAVAILABLE" and reason:
-                raise TritonError(f"{model} does not load: {reason}")
+                raise TritonError(f"{model} does not load: {reason.splitlines()[0]}")
 
     def _check_stubs(self, server: Server) -> None:
         """Two rounds in a row without a stub, while Triton calls the model ready: it died."""

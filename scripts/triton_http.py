@@ -13,6 +13,9 @@ from typing import Any
 from scripts.errors import TritonError
 from scripts.triton_runtime import TritonAddress
 
+_NO_ROOM = ("queue is full", "max_open_requests is")
+"""What a backend without room says. /generate turns every error into 400, so the status does not tell."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
@@ -125,7 +128,7 @@ class TritonHttp:
         seconds = time.monotonic() - started
         if answer.status == 200 and b"text_output" in answer.body:
             return ProbeResult(True, False, False, seconds, "one token")
-        busy = answer.status == 503
+        busy = answer.status == 503 or any(words in answer.error for words in _NO_ROOM)
         return ProbeResult(busy, busy, False, seconds, f"{answer.error} ({answer.status})")
 
 

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from typing import Any
 
+import tritonclient.grpc
+
 from scripts.streamed_answer import StreamedAnswer
-from scripts.triton_stream import stream_answer
-from tests.e2e.conftest import MODEL, Triton
+from scripts.triton_stream import stream_answer, tensor
+from tests.e2e.conftest import FACADE, MODEL, Triton
 
 
 def generate(triton: Triton, *, model: str = MODEL, **fields: object) -> tuple[int, dict[str, Any]]:
@@ -54,3 +56,13 @@ def all_at_once(triton: Triton, requests: list[dict[str, object]]) -> list[Strea
 
     with ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(ask, requests))
+
+
+def infer_status(triton: Triton, fields: dict[str, object]) -> str:
+    """The status of an `infer` through the facade that must fail."""
+    with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
+        try:
+            client.infer(FACADE, [tensor(name, value) for name, value in fields.items()], client_timeout=30)
+        except tritonclient.grpc.InferenceServerException as error:
+            return str(error.status())
+    raise AssertionError("it was answered")

@@ -2,11 +2,13 @@
 
 import json
 import secrets
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from tokenizers import Tokenizer
 
 from scripts.triton_stream import tensor
 from tests.e2e.asking import all_at_once, events, generate, stream, text_of
@@ -14,6 +16,10 @@ from tests.e2e.conftest import FACADE, LANES, MODEL, Triton
 
 PROMPT = "The capital of France is"
 LONG = " ".join(f"Item {number} of the list is a lamp of kind {number % 7}." for number in range(30))
+TEMPLATED = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+)
 CHAT = json.dumps([{"role": "user", "content": "What is the capital of France?"}])
 
 
@@ -81,8 +87,13 @@ def test_facade_passes_errors_on(triton: Triton) -> None:
         client.infer(FACADE, [tensor("text_input", PROMPT), tensor("max_tokens", -1)])
 
 
-def test_messages_use_the_chat_template(triton: Triton) -> None:
-    assert text_of(triton, messages=CHAT, max_tokens=24) == "The capital of France is Paris."
+def test_messages_use_the_chat_template(triton: Triton, demo_release: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(demo_release / "tokenizer.json"))
+    prompt = tokenizer.encode(TEMPLATED, add_special_tokens=False).ids
+    status, body = generate(triton, messages=CHAT, max_tokens=16)
+    assert status == 200, body
+    assert body["num_input_tokens"] == len(prompt)
+    assert body["text_output"] == text_of(triton, input_ids=prompt, max_tokens=16)
 
 
 def test_ids_give_the_text_of_their_prompt(triton: Triton) -> None:

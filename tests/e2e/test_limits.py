@@ -11,7 +11,7 @@ import tritonclient.grpc
 
 from scripts.errors import TritonError
 from scripts.triton_stream import tensor
-from tests.e2e.asking import generate, stream, text_of
+from tests.e2e.asking import generate, infer_status, stream, text_of
 from tests.e2e.conftest import LANES, MODEL, QUEUE, Triton, wait_until
 
 ENDLESS: dict[str, object] = {
@@ -86,8 +86,8 @@ def test_a_deadline_ends_an_answer_with_what_there_is(triton: Triton) -> None:
 
 def test_a_deadline_before_the_first_token_is_unavailable(triton: Triton) -> None:
     status, body = generate(triton, **ENDLESS | {"text_input": "word " * 1500}, timeout=20_000)
-    assert status == 503, body
-    assert body["error"]
+    assert status == 400, body  # /generate turns every error into 400; the facade keeps statuses
+    assert "deadline" in body["error"]
 
 
 @pytest.mark.timeout(120)
@@ -99,19 +99,23 @@ def test_a_full_queue_says_so_and_drains(triton: Triton) -> None:
         try:
             wait_until(lambda: (running(triton), waiting(triton)) == (LANES, QUEUE))
             status, body = generate(triton, text_input="Hi", max_tokens=1)
-            with pytest.raises(TritonError, match="queue"):
+            with pytest.raises(TritonError, match="max_queue_size is 8"):
                 stream(triton, text_input="Hi", max_tokens=1)
+            probed = triton.http.probe(MODEL)
+            through_facade = infer_status(triton, {"text_input": "Hi", "max_tokens": 1})
         finally:
             for connection in connections:
                 connection.close()
-        assert status == 503, body
-        assert str(QUEUE) in body["error"]
+        assert status == 400, body
+        assert body["error"] == f"queue is full: {QUEUE} requests wait, max_queue_size is {QUEUE}"
+        assert (probed.alive, probed.busy) == (True, True)
+        assert through_facade == "StatusCode.UNAVAILABLE"
         assert {future.result(timeout=60)[0] for future in queued} == {200}
     wait_until(lambda: (running(triton), waiting(triton)) == (0, 0))
 
 
 def test_a_long_prompt_does_not_stall_a_running_stream(triton: Triton) -> None:
-    """A 1,500-token prompt arrives while another stream runs: the gaps stay near what one chunk of it takes."""
+    """A prompt of 1,500 tokens arrives while a stream runs: its gaps stay near what one chunk takes."""
     with ThreadPoolExecutor(2) as pool:
         runs = pool.submit(stream, triton, **ENDLESS | {"max_tokens": 160})
         wait_until(lambda: running(triton) == 1)

@@ -1,4 +1,4 @@
-"""A killed backend comes back warm; the probe tells the living from the dead; a demo that leaves nothing behind."""
+"""A killed backend comes back warm; the probe tells living from dead; a demo leaves nothing behind."""
 
 import os
 import signal
@@ -102,6 +102,6 @@ def test_a_taken_port_is_said_before_anything_starts(home: Home, triton: Triton)
     port = str(triton.address.http_port)
     command = Command("serve", "--home", str(home.root), "--http-port", port)
     assert command.rest(limit_s=20) == 2
-    assert command.lines == [f"tensorcache: port {port} on 127.0.0.1 is in use: choose another, such as HTTP_PORT="
-                             f"{int(port) + 1000}"]  # fmt: skip
+    hint = f"choose another, such as HTTP_PORT={int(port) + 1000}"
+    assert command.lines == [f"tensorcache: port {port} on 127.0.0.1 is in use: {hint}"]
     wait_until(lambda: generate(triton, text_input="Hi", max_tokens=1)[0] == 200)

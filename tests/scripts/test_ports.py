@@ -21,7 +21,9 @@ def test_a_taken_port_is_named_with_its_variable() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"^port {port} on 127.0.0.1 is in use: .*GRPC_PORT={port + 1000}$"):
+        with pytest.raises(
+            UsageError, match=rf"^port {port} on 127.0.0.1 is in use: .*GRPC_PORT={port + 1000}$"
+        ):
             require_free(TritonAddress(http_port=http, grpc_port=port, metrics_port=metrics))
 
 

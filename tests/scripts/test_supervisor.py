@@ -234,7 +234,9 @@ def test_a_server_that_no_longer_answers_is_killed_and_started_again() -> None:
 
 
 def test_bring_up_says_at_once_why_a_model_does_not_load() -> None:
-    rig = Rig("m", control=FakeControl(ready=False, index={"m": ("UNAVAILABLE", "signature: expected a, found b")}))
+    rig = Rig(
+        "m", control=FakeControl(ready=False, index={"m": ("UNAVAILABLE", "signature: expected a, found b")})
+    )
     with pytest.raises(TritonError, match="m does not load: signature: expected a, found b"):
         rig.supervisor.bring_up()
     assert rig.now < 1
