@@ -129,7 +129,7 @@ def _write_weights(folder: Path, graph: EmittedGraph, decoder: Decoder, progress
     place of a tensor in the file do not change what KV means.
     """
     digest = hashlib.sha256()
-    total = sum(weight.length for weight in graph.weights)
+    total = max(weight.offset + weight.length for weight in graph.weights)
     with (folder / WEIGHTS_FILE).open("wb") as file:
         for weight in graph.weights:
             progress("weights", weight.offset / total)

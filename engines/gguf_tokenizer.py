@@ -86,7 +86,11 @@ def _byte_level(meta: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
         raise BuildError(f"tokenizer.ggml.pre: must be one of {', '.join(_SPLITS)}, got {name!r}")
     merges = [_pair(merge) for merge in _needed(meta, "tokenizer.ggml.merges")]
     vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=split.whole_words))
+    try:
+        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=split.whole_words)
+    except Exception as error:  # the library raises nothing narrower
+        raise BuildError(f"tokenizer.ggml.merges: {error}") from error
+    tokenizer = Tokenizer(model)
     if split.nfc:
         tokenizer.normalizer = normalizers.NFC()
     before: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split.digits else []

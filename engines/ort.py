@@ -215,6 +215,8 @@ def _address(array: npt.NDArray[Any]) -> int:
 def _spec(manifest: EngineManifest, options: EngineOptions, digest: str) -> EngineSpec:
     lanes = manifest.lanes if options.lanes is None else options.lanes
     max_seq_len = manifest.max_seq_len if options.max_seq_len is None else options.max_seq_len
+    if options.threads < 0:
+        raise ReleaseError("options", expected="threads of at least 0", found=str(options.threads))
     if lanes < 1:
         raise ReleaseError("options", expected="lanes of at least 1", found=str(lanes))
     if not 2 <= max_seq_len <= manifest.max_seq_len:

@@ -1,4 +1,4 @@
-"""What every engine must do, as checks that need nothing but the Engine protocol. A broken engine fails an assert."""
+"""What every engine must do, as checks over the protocol alone. A broken engine fails an assert."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ def some_tokens(engine: Engine, count: int, *, seed: int = 0) -> Tokens:
 def prefill(
     engine: Engine, lane: int, tokens: Tokens, *, cuts: Sequence[int] = (), start: int = 0
 ) -> npt.NDArray:
-    """Prefill in parts of the given sizes (the rest in parts as large as allowed); logits [V] of the last token."""
+    """Prefill in parts of the given sizes (the rest as large as allowed); logits [V] of the last token."""
     position, logits = start, None
     sizes = list(cuts)
     while position < start + len(tokens):

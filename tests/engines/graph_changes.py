@@ -1,4 +1,4 @@
-"""Releases whose graph was changed after it was built: mutants that checks must catch, and graphs that fail on cue."""
+"""Graphs changed after they were built: mutants that checks must catch, and graphs that fail on cue."""
 
 from collections.abc import Callable
 from pathlib import Path

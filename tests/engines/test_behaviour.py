@@ -1,4 +1,4 @@
-"""The behaviour suite: every engine in SUBJECTS keeps every promise of the Engine protocol; mutants break them."""
+"""Every engine in SUBJECTS keeps every promise of the Engine protocol; mutants are caught breaking them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
