@@ -67,6 +67,30 @@ def test_a_removed_block_stays_removed_after_a_restart(host: Host) -> None:
     assert host.open().lookup(hashes) == 1
 
 
+def test_an_expired_block_stays_gone_after_a_restart(host: Host) -> None:
+    cache = host.open(ttl_s=10.0)
+    hashes = chain(cache, 3)
+    fill(cache, hashes)
+    host.clock.now += 10
+    cache.acquire([], deadline=None).release()  # every request sweeps
+    cache.close()
+    assert host.open(ttl_s=10.0).lookup(hashes) == 0
+
+
+def test_a_slot_is_unpublished_before_it_is_written(host: Host) -> None:
+    """Even one that somebody else published behind our back."""
+    cache = host.open(blocks=1)
+    slots = slots_of(host.arenas()[0])
+    fill(cache, chain(cache, 1))
+    published = slots.copy()
+    host.clock.now += 3600
+    cache.acquire([], deadline=None).release()
+    slots[:] = published
+    pending = cache.prepare(chain(cache, 1, seed=1), 0)
+    assert pending is not None
+    assert slots[0, 8:12].tobytes() == bytes(4)
+
+
 def test_a_foreign_block_under_our_name_is_a_miss(host: Host) -> None:
     cache = host.open()
     hashes = chain(cache, 4)
