@@ -4,16 +4,17 @@ A request's life, and the module that is in charge of each part:
 
     triton          tensors and parameters out of pb_utils, responses and metrics back into it
     access          credential → namespace
-    parsing, text   strict reading, tokens, names of the prompt's blocks        → Generation
+    parsing, text   strict reading, tokens, names of the blocks    → Generation
     step_loop       inbox of the one thread that owns everything below
     scheduler       queue → lane; who prefills, who decodes, who waits for whose block
     prefix_reuse    known blocks into the lane, new blocks out of it
-    stepper         engine calls, sampling, text                                → Delta
+    stepper         engine calls, sampling, text                   → Delta
     replies         merges deltas, sends them, notices callers that left
     metrics         one line and a few numbers when it has ended
 
-`service` joins the threads, `composition` names the implementations, `facade` is the second, non-decoupled model.
+`service` joins the threads, `composition` names the implementations, `facade` is the second model, not
+decoupled. Output `release` is the first 16 hex digits of the digest of the release that answered.
 
-Threads: T1 Triton's (`execute` parses, submits and returns) · T2 the step loop · T4 replies. They meet at queues.
-Output `release` is the first 16 hex digits of the digest of the release that answered.
+Threads: T1 Triton's (`execute` parses, submits and returns) · T2 the step loop · T4 replies. They meet at
+queues.
 """

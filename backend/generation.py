@@ -5,7 +5,7 @@ T1 (Triton) builds a `Generation` and submits it; T2 (step loop) emits `Delta`s;
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 import msgspec
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from cachemgr import BlockHash
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a generation ended; the value is what `finish_reason` carries."""
 
     STOP = "stop"
@@ -25,7 +25,7 @@ class FinishReason(str, Enum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How tokens are chosen. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and penalties 1/0/0 are off."""
+    """How tokens are chosen. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and penalties 1/0/0 off."""
 
     temperature: float = 0.0
     top_k: int = 0
