@@ -33,6 +33,8 @@ from engines import Engine, EngineManifest, EngineSpec, LanePool, load_release, 
 MIN_PROMPT_BYTES = 64 * 1024
 PROMPT_BYTES_PER_TOKEN = 32
 
+HOST = "host"
+
 Clock = Callable[[], float]
 
 
@@ -112,7 +114,7 @@ def wire(
     sampler = NumpySampler(spec.geometry.vocab_size)
 
     def readings() -> list[Reading]:
-        return [*reuse.readings(), *(Reading(name, value) for name, value in cache.counters().items())]
+        return [*reuse.readings(), *(Reading(name, value, HOST) for name, value in cache.counters().items())]
 
     metrics = RequestMetrics(instruments, labels, release=spec.digest[:16], readings=readings, clock=clock)
     replies = Replies(cancel=lambda ticket: loop.cancel(ticket), after_round=metrics.publish, clock=clock)

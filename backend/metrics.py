@@ -129,7 +129,7 @@ class RequestMetrics:
         self._ended: deque[EndedRequest] = deque()
         self._next_gauges = 0.0
         self._outcomes: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
+        self._gauges: dict[tuple[str, str], Gauge] = {}
         self._totals: dict[tuple[str, str], tuple[Counter, float]] = {}
         self.load: Callable[[], Load] = Load
         self._input = self._count("input_tokens_total", "Prompt tokens of ended requests")
@@ -203,24 +203,28 @@ class RequestMetrics:
             if reading.name.endswith("_total"):
                 self._raise_total(reading)
             else:
-                self._set(reading.name, _describe(reading.name), reading.value)
+                self._set(reading.name, _describe(reading.name), reading.value, tier=reading.tier)
 
-    def _set(self, name: str, description: str, value: float) -> None:
-        gauge = self._gauges.get(name)
+    def _set(self, name: str, description: str, value: float, *, tier: str = "") -> None:
+        gauge = self._gauges.get((name, tier))
         if gauge is None:
-            gauge = self._gauges[name] = self._instruments.gauge(name, description, self._labels)
+            gauge = self._instruments.gauge(name, description, self._labels_of(tier))
+            self._gauges[name, tier] = gauge
         gauge.set(value)
 
     def _raise_total(self, reading: Reading) -> None:
         """Triton's counters can be added to, not set: add what is new."""
         key = (reading.name, reading.tier)
         if key not in self._totals:
-            labels = {**self._labels, "tier": reading.tier} if reading.tier else self._labels
-            self._totals[key] = (self._instruments.counter(key[0], _describe(key[0]), labels), 0.0)
+            counter = self._instruments.counter(key[0], _describe(key[0]), self._labels_of(reading.tier))
+            self._totals[key] = (counter, 0.0)
         counter, published = self._totals[key]
         if reading.value > published:
             counter.increment(reading.value - published)
             self._totals[key] = (counter, reading.value)
+
+    def _labels_of(self, tier: str) -> Labels:
+        return {**self._labels, "tier": tier} if tier else self._labels
 
     def _count(self, name: str, description: str) -> Counter:
         return self._instruments.counter(name, description, self._labels)
