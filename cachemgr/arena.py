@@ -87,9 +87,8 @@ class Arena:
         """Unmap and unlock; the file stays. Views still held keep the mapping, not the lock. Idempotent."""
         if self._fd < 0:
             return
-        fcntl.flock(
-            self._fd, fcntl.LOCK_UN
-        )  # mmap keeps a duplicate of the descriptor: closing ours would not unlock
+        # mmap keeps a duplicate of the descriptor: closing ours alone would not unlock while a view lives.
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
         self._bytes = np.zeros(0, np.uint8)
         try:
             self._map.close()
