@@ -8,6 +8,7 @@ PRECISION    ?= int8
 LANES        ?= 8
 HOST_BYTES   ?= 536870912
 ONLY         ?=
+UPDATE_README ?=
 PYTHON       ?=
 
 VENV    := .venv
@@ -94,8 +95,9 @@ lint: $(VENV)/.testing ## ruff and mypy --strict
 	@$(VENV)/bin/ruff check backend engines cachemgr scripts tests
 	@$(VENV)/bin/mypy
 
-bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cache); writes build/bench.json
+bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cache, UPDATE_README=1); writes build/bench.json
 	@$(TC) bench $(if $(ONLY),--only $(ONLY))
+	@$(if $(UPDATE_README),$(PY) -m scripts.readme_numbers,true)
 
 bench-peers: $(VENV)/.serving ## install the engines we compare with, into an environment of their own
 	@$(PY) -m scripts.bench.peers_install
