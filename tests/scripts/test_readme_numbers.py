@@ -22,7 +22,8 @@ def test_numbers_replace_what_stands_between_the_marks(tmp_path: Path) -> None:
         assert readme.read_text() == (
             "# T\n<!-- numbers:begin -->\n"
             "| row | value | goal | met |\n|---|---:|---:|---|\n"
-            "| a.ratio | 2.913 | >= 2.5 | yes |\n| b_ms | 7 ms | <= 5 | no |\n| c | – | >= 1 | not measured |\n"
+            "| a.ratio | 2.913 | >= 2.5 | yes |\n| b_ms | 7 ms | <= 5 | no |\n"
+            "| c | – | >= 1 | not measured |\n"
             "<!-- numbers:end -->\nrest\n"
         )
 
