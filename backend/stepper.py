@@ -22,6 +22,7 @@ from backend.generation import Delta, FinishReason, ReplySink, Usage
 from backend.sampling import Sampled, Sampler
 from backend.scheduler import PrefillPart, Scheduler
 from backend.sequence import Sequence as Running
+from backend.sequence import State
 from engines import Engine, EngineError
 
 
@@ -145,7 +146,10 @@ class Stepper:
             self._fail(seqs, error)
             return
         sampled = self._sampler.sample(logits.array, [seq.row for seq in seqs])
+        self._fail_rows(seqs, sampled)
         for seq in seqs:
+            if seq.state is State.ENDED:
+                continue
             try:
                 self._scheduler.decoded(seq)
             except EngineError as error:
@@ -157,23 +161,28 @@ class Stepper:
         assert seq.lane is not None
         try:
             logits = self._engine.prefill(seq.lane, seq.tokens[part.start : part.stop], part.start)
-            sampled = self._sampler.sample(logits.array, [seq.row]) if part.last else None
+            sampled = self._sampler.sample(logits.array, [seq.row])
+            self._fail_rows([seq], sampled)
+            if seq.state is State.ENDED:
+                return
             self._scheduler.prefilled(part)
         except EngineError as error:
             self._fail([seq], error)
             return
-        if sampled is not None:
+        if part.last:
             seq.first_token_at = self._clock()
             self._accept([seq], sampled)
+
+    def _fail_rows(self, seqs: Sequence[Running], sampled: Sampled) -> None:
+        """End rows whose logits are not numbers, also in mid-prompt: before their KV is offered to others."""
+        for row, error in sampled.failures.items():
+            self._end(seqs[row], Delta(error=error), outcome=type(error).__name__, retain=False)
 
     def _accept(self, seqs: Sequence[Running], sampled: Sampled) -> None:
         logprobs: npt.NDArray[np.float32] | None = sampled.logprobs
         for row, token in enumerate(sampled.tokens.tolist()):
             seq = seqs[row]
-            if seq.ticket not in self._open:
-                continue
-            if row in sampled.failures:
-                self._end(seq, Delta(error=sampled.failures[row]), outcome="EngineFailed", retain=False)
+            if seq.state is State.ENDED:
                 continue
             if logprobs is not None and seq.request.logprobs:
                 seq.unsent.logprobs.append(float(logprobs[row]))

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from backend.errors import DeadlineExceeded, EngineFailed, Overloaded
@@ -248,6 +249,31 @@ def test_an_engine_failure_fails_its_batch_and_the_next_request_works(call):
     _, after = rig.ask([3] * 6, max_tokens=6)
     rig.run()
     assert after.ids == expected_text_ids([3] * 6, 6)
+
+
+@pytest.mark.parametrize("call", ["prefill", "decode"])
+def test_logits_that_are_not_numbers_end_the_request_and_its_blocks_are_not_offered(call):
+    rig = Rig(limits=SchedulerLimits(idle_chunk_tokens=BLOCK))
+    sound = getattr(rig.engine, call)
+    calls = 0
+
+    def poisoned(*arguments):
+        nonlocal calls
+        calls += 1
+        logits = sound(*arguments)
+        if calls == 2:
+            logits.array[0, 5] = np.nan
+        return logits
+
+    setattr(rig.engine, call, poisoned)
+    prompt = PROMPT[: 3 * BLOCK - 1] if call == "prefill" else PROMPT[: BLOCK + 2]
+    _, failed = rig.ask(prompt, max_tokens=9)
+    rig.run()
+    assert isinstance(failed.last.error, EngineFailed)
+    assert rig.cache.lookup(rig.cache.hashes(prompt + failed.ids, namespace="default")) == 1
+    _, after = rig.ask(prompt, max_tokens=9)
+    rig.run()
+    assert after.ids == expected_text_ids(prompt, 9)
 
 
 def test_an_engine_that_cannot_import_fails_that_request_only():
