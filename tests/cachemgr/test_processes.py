@@ -13,7 +13,7 @@ import pytest
 import cachemgr.cache
 from cachemgr import BlockHash, HostCache
 from cachemgr.shard import slot_nbytes
-from tests.cachemgr.host import Host, chain, fill, payload_of
+from tests.cachemgr.host import Host, chain, fill, payload_of, read
 from tests.cachemgr.writer_process import BIG_FORMAT, CHAINS, LENGTH, ROOM, WriterProcess
 
 BOUND = ROOM * slot_nbytes(BIG_FORMAT.payload_nbytes)
@@ -147,6 +147,18 @@ def test_closing_leaves_nothing_but_the_arena(host: Host) -> None:
     cache.close()
     assert not held_in(host.directory)
     assert len(host.arenas()) == 1
+
+
+def test_a_reservation_that_outlives_its_cache_holds_no_lock(host: Host) -> None:
+    cache = host.open()
+    hashes = chain(cache, 3)
+    fill(cache, hashes)
+    pending = cache.prepare(chain(cache, 1, seed=1), 0)
+    cache.close()
+    assert pending is not None
+    again = host.open()
+    pending.payload[:] = 0xFF  # a late engine writes into memory that is not lost under it
+    assert read(again, hashes) == 3
 
 
 def held_in(directory: Path) -> list[str]:
