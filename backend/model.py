@@ -10,6 +10,6 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE / "site-packages")]
 
-from backend.triton import TritonPythonModel
+from backend.triton import TritonPythonModel  # noqa: E402  (the path must be set first)
 
 __all__ = ["TritonPythonModel"]
