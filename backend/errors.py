@@ -44,5 +44,5 @@ def _short(value: object, limit: int = 80) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints
-        return f"a {type(value).__name__} too long to show"
+        return f"{type(value).__name__} too long to show"
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

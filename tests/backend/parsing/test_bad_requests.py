@@ -127,7 +127,7 @@ BAD_PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"timeout": "soon"}, "timeout: must be an integer in [0, 9223372036854775807], got 'soon'"),
     (
         {"timeout": 10**6000},
-        "timeout: must be an integer in [0, 9223372036854775807], got a int too long to show",
+        "timeout: must be an integer in [0, 9223372036854775807], got int too long to show",
     ),
     ({"max_tokens": "-3"}, "max_tokens: must be an integer in [1, 2147483647], got '-3'"),
     ({"temperature": float("nan")}, "temperature: must be a number in [0, 100], got nan"),

@@ -67,8 +67,8 @@ def params(draw: st.DrawFn) -> SamplingParams:
 @settings(max_examples=120, deadline=None)
 @given(
     params=params(),
-    size=st.sampled_from([2, 7, 32, 1024, 1025, 3000]),
-    sharpness=st.sampled_from([0.0, 0.01, 1.0, 3.0, 12.0]),
+    size=st.sampled_from([2, 32, 1024, 1025, 3000, 6000]),
+    sharpness=st.sampled_from([0.0, 0.01, 1.0, 2.0, 12.0]),
     levels=st.sampled_from([1, 64, 2**12]),
     seed=st.integers(0, 2**32 - 1),
     forbidden=st.sampled_from([0, 0, 1, 20]),
@@ -97,6 +97,26 @@ def test_equals_a_plain_reference(
         near_by = distribution(logits, near, prompt=prompt, output=output)
         assume(np.array_equal(near_by > 0, expected > 0))
     assert_same(drawn(logits, params, prompt=prompt, output=output), expected)
+
+
+@pytest.mark.parametrize(
+    ("size", "sharpness", "levels", "params"),
+    [
+        # fewer candidates than top_k, while top-p is over the mass that top-k leaves
+        (3000, 2.0, 64, SamplingParams(temperature=1.0, top_k=900, top_p=0.5)),
+        # ties at the edge, in a vocabulary that is drawn without a sort
+        (6000, 0.0, 1, SamplingParams(temperature=1.0, top_p=0.5)),
+        (6000, 0.0, 1, SamplingParams(temperature=1.0, top_k=4500)),
+        (6000, 1.0, 2, SamplingParams(temperature=4.0, top_k=4500, top_p=0.7, min_p=0.4)),
+        (6000, 0.2, 4096, SamplingParams(temperature=1.0, top_p=0.3)),
+    ],
+)
+def test_equals_a_plain_reference_in_corners(
+    size: int, sharpness: float, levels: int, params: SamplingParams
+) -> None:
+    logits = steps(sharpness, size, 1, levels)
+    expected = distribution(logits, params, prompt=[], output=[])
+    assert_same(drawn(logits, params, prompt=[], output=[]), expected)
 
 
 @pytest.mark.parametrize("size", [300, 5000])
