@@ -26,6 +26,9 @@ from backend.settings import FacadeSettings
 log = logging.getLogger(__name__)
 
 CLOSE_S: Final = 30.0
+ASKED_BY_FACADE: Final = "triton_asked_by_facade"
+"""Parameter of a facade's question. Triton refuses such names from clients: only a facade can send it."""
+
 _ALL_OUTPUTS: Final = [port.name for port in OUTPUTS]
 
 
@@ -34,6 +37,10 @@ class Statuses(Protocol):
 
     def error(self, error: Exception) -> Any:
         """The server's error object."""
+        ...
+
+    def restored(self, error: Any) -> Any:
+        """An error of the decoder with the status that was lost on the way here."""
         ...
 
 
@@ -83,14 +90,15 @@ class Facade:
             requested_output_names=list(request.requested_output_names()) or _ALL_OUTPUTS,
             inputs=inputs,
             timeout=request.timeout(),
-            parameters={key: value for key, value in parameters.items() if _forwarded(key)},
+            parameters={key: value for key, value in parameters.items() if _forwarded(key)}
+            | {ASKED_BY_FACADE: True},
         )
         answers = []
         for response in question.exec(
             decoupled=True
         ):  # to its end: a stub with half-read answers cannot exit
             if response.has_error():
-                answers.append(self._pb.InferenceResponse(error=response.error()))
+                answers.append(self._pb.InferenceResponse(error=self._statuses.restored(response.error())))
             elif response.output_tensors():
                 answers.append(self._pb.InferenceResponse(output_tensors=response.output_tensors()))
         if not answers:

@@ -24,7 +24,7 @@ from backend.access import OpenAccess
 from backend.composition import open_decoder
 from backend.environment import config_path
 from backend.errors import BackendError, ConfigError, DeadlineExceeded, InvalidRequest, Overloaded
-from backend.facade import Facade, FacadeService
+from backend.facade import ASKED_BY_FACADE, Facade, FacadeService
 from backend.generation import Delta, Generation
 from backend.io import INPUTS, OUTPUTS
 from backend.metrics import PREFIX, Counter, Gauge, Histogram, Labels
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 FACADE_PARAMETER: Final = "facade_for"
 RELEASE_DIGITS: Final = 16
+_SPELLED: Final = "\x1f"  # no error text has it: field names and values are shown printable
 
 
 def _pb_utils() -> Any:
@@ -115,6 +116,7 @@ class _Decoder:
         self._pb = pb_utils
         self._service = service
         self._statuses = _Statuses(pb_utils)
+        self._spelled_statuses = _Statuses(pb_utils, spelled=True)
 
     @property
     def ready(self) -> bool:
@@ -122,6 +124,8 @@ class _Decoder:
 
     def start(self, request: Any) -> None:
         response_sender = request.get_response_sender()
+        parameters = json.loads(request.parameters() or "{}")
+        statuses = self._spelled_statuses if ASKED_BY_FACADE in parameters else self._statuses
         wanted = frozenset(request.requested_output_names())
         release = self._service.release[:RELEASE_DIGITS]
 
@@ -129,11 +133,10 @@ class _Decoder:
             return TritonSender(
                 self._pb,
                 response_sender,
-                statuses=self._statuses,
+                statuses=statuses,
                 encode=ResponseTensors(self._pb, wanted, release=release, generation=generation),
             )
 
-        parameters = json.loads(request.parameters() or "{}")
         if request.timeout() and "timeout" not in parameters:
             parameters["timeout"] = request.timeout()
         self._service.handle(request.request_id(), lambda: _inputs(request), parameters, sender=sender)
@@ -205,18 +208,33 @@ class TritonSender:
 
 
 class _Statuses:
-    """Our error tree in Triton's status codes."""
+    """Our error tree in Triton's status codes.
 
-    def __init__(self, pb_utils: Any) -> None:
+    A response to a BLS call keeps an error's text and loses its code: to a facade, the decoder spells the
+    code out in front of the text, and the facade makes the error whole again.
+    """
+
+    def __init__(self, pb_utils: Any, *, spelled: bool = False) -> None:
         self._error = pb_utils.TritonError
+        self._spelled = spelled
 
     def error(self, error: Exception) -> Any:
-        code = self._error.INTERNAL
-        if isinstance(error, InvalidRequest):
-            code = self._error.INVALID_ARG
-        elif isinstance(error, Overloaded | DeadlineExceeded):
-            code = self._error.UNAVAILABLE
-        return self._error(str(error), code)
+        """The server's error object."""
+        name = _status_name(error)
+        text = f"{name}{_SPELLED}{error}" if self._spelled else str(error)
+        return self._error(text, getattr(self._error, name))
+
+    def restored(self, error: Any) -> Any:
+        """`error` as it was before a BLS call took its code."""
+        name, found, text = error.message().partition(_SPELLED)
+        known = found and name in ("INVALID_ARG", "UNAVAILABLE", "INTERNAL")
+        return self._error(text, getattr(self._error, name)) if known else error
+
+
+def _status_name(error: Exception) -> str:
+    if isinstance(error, InvalidRequest):
+        return "INVALID_ARG"
+    return "UNAVAILABLE" if isinstance(error, Overloaded | DeadlineExceeded) else "INTERNAL"
 
 
 class TritonInstruments:

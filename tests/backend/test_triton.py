@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from backend.errors import ConfigError, DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded
-from backend.facade import Facade, FacadeService
+from backend.facade import ASKED_BY_FACADE, Facade, FacadeService
 from backend.generation import Delta, FinishReason, Usage
 from backend.io import INPUTS, OUTPUTS
 from backend.settings import FacadeSettings
@@ -35,6 +35,9 @@ class FakePb:  # names are Triton's
         def __init__(self, message, code):
             super().__init__(message)
             self.code = code
+
+        def message(self):
+            return str(self)
 
     @staticmethod
     def Tensor(name, array):  # noqa: N802
@@ -218,7 +221,7 @@ def test_the_facade_asks_once_without_streaming_and_forwards_the_credential():
     sent = made.answer(request(None, {"api_key": "k", "stream": True, "triton_x": 1}, inputs))
     [question] = pb.questions
     assert question["model_name"] == "decoder"
-    assert question["parameters"] == {"api_key": "k"}
+    assert question["parameters"] == {"api_key": "k", ASKED_BY_FACADE: True}
     assert values(question["inputs"]) == {"text_input": [b"?"], "stream": [False]}
     assert question["requested_output_names"] == [port.name for port in OUTPUTS]
     assert values(sent.output_tensors()) == {"text_output": [b"hi"]}
@@ -231,6 +234,22 @@ def test_the_facade_passes_errors_on_and_survives_a_missing_decoder():
     assert "ended without an answer" in str(made.answer(request(None)).error())
     pb.InferenceRequest = lambda **fields: 1 / 0
     assert made.answer(request(None)).error().code == "INTERNAL"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidRequest("top_p", "must be ≤ 1", 2), "INVALID_ARG"),
+        (Overloaded("queue is full"), "UNAVAILABLE"),
+        (DeadlineExceeded("late"), "UNAVAILABLE"),
+        (EngineFailed("broken"), "INTERNAL"),
+    ],
+)
+def test_the_facade_restores_the_status_that_a_bls_call_loses(error, status):
+    spelled = _Statuses(FakePb, spelled=True).error(error)
+    lost = FakePb.InferenceResponse(error=FakePb.TritonError(str(spelled), "INTERNAL"))
+    answer = facade([lost])[1].answer(request(None)).error()
+    assert (str(answer), answer.code) == (str(error), status)
 
 
 class Held(Asked):
