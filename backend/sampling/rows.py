@@ -13,9 +13,13 @@ GREEDY_BELOW: Final = 1e-6
 
 
 class NumpyRow:
-    """One sequence. `params`, `min_tokens` and `logprobs` never change; `position` counts accepted tokens."""
+    """One sequence. `params`, `min_tokens` and `logprobs` never change.
 
-    __slots__ = ("_eos", "_history", "logprobs", "min_tokens", "params", "position")
+    `position` is where the next token will stand in the sequence, prompt included: a run that is resumed with
+    what it said so far as a longer prompt draws the same numbers.
+    """
+
+    __slots__ = ("_eos", "_first", "_history", "logprobs", "min_tokens", "params", "position")
 
     def __init__(
         self,
@@ -27,7 +31,7 @@ class NumpyRow:
         logprobs: bool,
     ) -> None:
         self.params = params
-        self.position = 0
+        self.position = self._first = len(prompt)
         self.logprobs = logprobs
         self.min_tokens = min_tokens if eos_token_ids else 0
         self._eos = np.array(sorted(eos_token_ids), dtype=np.int64)
@@ -49,7 +53,7 @@ class NumpyRow:
         """Apply penalties and the minimum length to this row's own copy of its logits [V]."""
         if self._history is not None:
             self._history.penalise(logits, self.params)
-        if self.position < self.min_tokens:
+        if self.position - self._first < self.min_tokens:
             logits[self._eos] = -np.inf
 
     def accept(self, token: int) -> None:

@@ -82,13 +82,14 @@ def test_a_restarted_backend_finds_the_blocks_and_says_the_same(wanted, kept, te
 
 
 @pytest.mark.parametrize("lane_ttl_s", [0.0, 30.0])
-def test_a_resumed_conversation_continues_as_if_never_interrupted(kept, text, tmp_path, lane_ttl_s):
-    whole_options = {"max_tokens": 60, "ignore_eos": True}
+@pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "seeded"])
+def test_a_resumed_conversation_continues_as_if_never_interrupted(kept, text, tmp_path, lane_ttl_s, options):
+    options = {**options, "ignore_eos": True}
     with ServiceRig(kept, host_cache(kept.spec, tmp_path), text, lane_ttl_s=lane_ttl_s) as rig:
         prompt = text.encode(STORY).tolist()
-        whole = rig.ask(prompt, no_cache=True, **whole_options)
-        half = rig.ask(prompt, max_tokens=41, ignore_eos=True)
-        rest = rig.ask(prompt + half.ids, max_tokens=19, ignore_eos=True)
+        whole = rig.ask(prompt, no_cache=True, max_tokens=60, **options)
+        half = rig.ask(prompt, max_tokens=41, **options)
+        rest = rig.ask(prompt + half.ids, max_tokens=19, **options)
     assert half.ids + rest.ids == whole.ids
     written = len(prompt) + 40
     assert rest.cached == written // 32 * 32, "blocks made by decode were not found"
