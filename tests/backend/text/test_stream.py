@@ -1,4 +1,3 @@
-import time
 from itertools import pairwise
 
 import pytest
@@ -183,16 +182,3 @@ def test_endless_combining_marks_are_let_go() -> None:
 def test_finish_twice_adds_nothing() -> None:
     decoder = stream("é".encode())
     assert [decoder.push(0), decoder.finish(), decoder.finish()] == ["", "é", ""]
-
-
-@pytest.mark.parametrize("stop", [[], ["<|end of text|>", "\n\nUser:"]])
-def test_costs_a_few_microseconds_a_token(real_text: TextModel, stop: list[str]) -> None:
-    ids = real_text.encode_raw(" ".join(TEXTS) * 20).tolist()
-    best = float("inf")
-    for _ in range(5):
-        decoder = real_text.stream(stop)
-        start = time.thread_time()
-        for token in ids:
-            decoder.push(token)
-        best = min(best, time.thread_time() - start)
-    assert best / len(ids) < 10e-6
