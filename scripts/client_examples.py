@@ -4,11 +4,11 @@ from scripts.triton_runtime import TritonAddress
 
 _EXAMPLES = """
 # the whole answer
-curl -s http://<http>/v2/models/<model>/generate -d \
+curl -s http://<http>/v2/models/<model>/generate -d \\
   '{"text_input": "The capital of France is", "max_tokens": 16}'
 
 # streamed
-curl -sN http://<http>/v2/models/<model>/generate_stream -d \
+curl -sN http://<http>/v2/models/<model>/generate_stream -d \\
   '{"text_input": "The capital of France is", "max_tokens": 16, "stream": true}'
 
 # Python: one call with tritonclient.http

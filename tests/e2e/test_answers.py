@@ -1,7 +1,10 @@
 """Every way to ask gives the same text, with all outputs, and a prefix seen once is not computed again."""
 
 import json
+import re
 import secrets
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tokenizers import Tokenizer
 
+from scripts.client_examples import client_examples
 from scripts.triton_stream import tensor
 from tests.e2e.asking import all_at_once, events, generate, stream, text_of
 from tests.e2e.conftest import FACADE, LANES, MODEL, Triton
@@ -195,3 +199,22 @@ def test_sampling_parameters_yield_to_inputs(triton: Triton) -> None:
     assert generate(triton, text_input=PROMPT, sampling_parameters=document)[1]["num_output_tokens"] == 3
     both = generate(triton, text_input=PROMPT, sampling_parameters=document, max_tokens=5)
     assert both[1]["num_output_tokens"] == 5
+
+
+@pytest.mark.parametrize("number", range(4), ids=["curl", "curl-stream", "http", "grpc-stream"])
+def test_examples_to_paste_work(triton: Triton, number: int) -> None:
+    """Each example that `make run` prints, pasted into a shell, tells the beginning of the same text."""
+    text = client_examples(triton.address, MODEL).replace(".venv/bin/python", sys.executable)
+    example = text.strip().split("\n\n")[number]
+    pasted = subprocess.run(["/bin/bash"], input=example, capture_output=True, text=True, timeout=60)
+    assert pasted.returncode == 0, pasted.stderr
+    assert pasted.stderr == ""
+    pieces = re.findall(r'"text_output":"((?:[^"\\]|\\.)*)"', pasted.stdout)
+    told = (
+        json.loads('"' + "".join(pieces) + '"')
+        if pieces
+        else pasted.stdout.split(" | cached:")[0].strip("\n")
+    )
+    whole = text_of(triton, text_input=PROMPT)
+    assert len(told) > 8
+    assert whole.startswith(told.rstrip("\n"))
