@@ -1,7 +1,9 @@
 """One arena: a shared-memory file of fixed, 128-aligned slots that outlives the process writing it.
 
 There is one writer, which holds an exclusive flock for life; whoever gets the lock next finds the slots as
-they were. A slot is published by writing its header's magic last and invalidated by erasing the magic
+they were. Other processes map the file read-only meanwhile; each holds a shared range lock as long as it
+does, and only who gets that lock exclusively changes the file's size, because touching a page that a file
+lost is a SIGBUS. A slot is published by writing its header's magic last and invalidated by erasing the magic
 first, so a writer killed at any moment leaves a slot that is whole, empty, or refused by its tag.
 
 Invariants: slot i starts at i × slot_nbytes, a multiple of 128; every byte of the file is backed by memory
@@ -14,6 +16,7 @@ import fcntl
 import mmap
 import os
 import stat
+import struct
 from typing import Any
 
 import numpy as np
@@ -23,20 +26,31 @@ from cachemgr.contract import BlockFormat
 from cachemgr.shard import HEADER_DTYPE, HEADER_NBYTES, MAGIC, MAGIC_OFFSET, slot_nbytes
 
 _MAGIC_END = MAGIC_OFFSET + len(MAGIC)
-_OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_SAFE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_OPEN_FLAGS = os.O_RDWR | _SAFE_FLAGS
+_RANGE_LOCK = struct.Struct("hhqqi4x")
+"""`struct flock`: type, whence, start, length, pid; all zeros but the type mean the whole file."""
 
 
-class Arena:
-    """An open, locked, mapped arena file. Slots are numbered `first_slot` … `first_slot + slots − 1`."""
+class ArenaView:
+    """A mapped arena file to read from. Slots are numbered `first_slot` … `first_slot + slots − 1`.
 
-    def __init__(self, fd: int, *, path: str, block_format: BlockFormat, first_slot: int) -> None:
+    It is unmapped when its last user drops it, never under a reader.
+    """
+
+    def __init__(
+        self, fd: int, *, path: str, block_format: BlockFormat, first_slot: int, writable: bool = False
+    ) -> None:
         self.path = path
         self.payload_nbytes = block_format.payload_nbytes
         self.slot_nbytes = slot_nbytes(self.payload_nbytes)
-        self.slots = range(first_slot, first_slot + os.fstat(fd).st_size // self.slot_nbytes)
-        self._fd = fd
+        info = os.fstat(fd)
+        self.file_id = (info.st_dev, info.st_ino)
+        self.slots = range(first_slot, first_slot + info.st_size // self.slot_nbytes)
         self._mapped = len(self.slots) * self.slot_nbytes
-        self._map = mmap.mmap(fd, self._mapped)
+        # The map keeps a duplicate of the descriptor, and with it the locks of its open file.
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self._map = mmap.mmap(fd, self._mapped, access=access)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._whole = True
 
@@ -46,7 +60,7 @@ class Arena:
         return self._mapped
 
     def payload(self, slot: int) -> npt.NDArray[np.uint8]:
-        """Writable view of a slot's payload."""
+        """View of a slot's payload, writable if the arena is ours."""
         start = self._start(slot) + HEADER_NBYTES
         return self._bytes[start : start + self.payload_nbytes]
 
@@ -59,6 +73,25 @@ class Arena:
         """A private copy of every header, HEADER_DTYPE [slots]."""
         strides = (self.slot_nbytes,)
         return np.ndarray(len(self.slots), HEADER_DTYPE, self._map, strides=strides).copy()
+
+    def whole(self) -> bool:
+        """False once somebody truncated the file: touching the lost part would be a SIGBUS.
+
+        Asked before each use.
+        """
+        self._whole = self._whole and self._map.size() >= self._mapped
+        return self._whole
+
+    def _start(self, slot: int) -> int:
+        return (slot - self.slots.start) * self.slot_nbytes
+
+
+class Arena(ArenaView):
+    """An arena whose writer we are: open, locked, mapped."""
+
+    def __init__(self, fd: int, *, path: str, block_format: BlockFormat, first_slot: int) -> None:
+        super().__init__(fd, path=path, block_format=block_format, first_slot=first_slot, writable=True)
+        self._fd = fd
 
     def invalidate(self, slot: int) -> None:
         """Unpublish a slot: nobody takes it for a shard any more."""
@@ -75,14 +108,6 @@ class Arena:
         self._bytes[start + HEADER_NBYTES + self.payload_nbytes : start + self.slot_nbytes] = 0
         self._bytes[start + MAGIC_OFFSET : start + _MAGIC_END] = source[MAGIC_OFFSET:_MAGIC_END]
 
-    def whole(self) -> bool:
-        """False once somebody truncated the file: touching the lost part would be a SIGBUS.
-
-        Asked before each use.
-        """
-        self._whole = self._whole and os.fstat(self._fd).st_size >= self._mapped
-        return self._whole
-
     def close(self) -> None:
         """Unmap and unlock; the file stays. Views still held keep the mapping, not the lock. Idempotent."""
         if self._fd < 0:
@@ -97,9 +122,6 @@ class Arena:
         os.close(self._fd)
         self._fd = -1
 
-    def _start(self, slot: int) -> int:
-        return (slot - self.slots.start) * self.slot_nbytes
-
 
 def open_locked(path: str) -> int | None:
     """Open and lock an arena file of this user; None if it is locked by another process or gone.
@@ -107,22 +129,30 @@ def open_locked(path: str) -> int | None:
     OSError if it cannot be an arena: a symbolic link, not a regular file, of another owner, a mode other
     than 0600, or known under a second name.
     """
-    try:
-        fd = os.open(path, _OPEN_FLAGS)
-    except FileNotFoundError:
-        return None
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
-            raise PermissionError(f"expected a regular file of user {os.geteuid()}, found user {info.st_uid}")
-        if stat.S_IMODE(info.st_mode) != 0o600:
-            raise PermissionError(f"expected mode 0600, found {stat.S_IMODE(info.st_mode):04o}")
-        if info.st_nlink > 1:
-            raise PermissionError(f"expected one name, found {info.st_nlink}")
-    except PermissionError:
+    fd = _open_checked(path, _OPEN_FLAGS)
+    return None if fd is None else _lock(fd)
+
+
+def open_to_read(path: str) -> int | None:
+    """Open an arena file of this user, its size fixed as long as the descriptor or a map of it lives.
+
+    None if it is gone or its size is about to change. OSError as `open_locked`.
+    """
+    fd = _open_checked(path, os.O_RDONLY | _SAFE_FLAGS)
+    if fd is not None and not _lock_size(fd, fcntl.F_RDLCK):
         os.close(fd)
-        raise
-    return _lock(fd)
+        return None
+    return fd
+
+
+def may_resize(fd: int) -> bool:
+    """True if nobody else has the file mapped; nobody can map it then until `resized`."""
+    return _lock_size(fd, fcntl.F_WRLCK)
+
+
+def resized(fd: int) -> None:
+    """The size will not change any more: readers may map the file."""
+    _lock_size(fd, fcntl.F_UNLCK)
 
 
 def create_locked(path: str) -> int | None:
@@ -145,3 +175,31 @@ def _lock(fd: int) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def _open_checked(path: str, flags: int) -> int | None:
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        return None
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+            raise PermissionError(f"expected a regular file of user {os.geteuid()}, found user {info.st_uid}")
+        if stat.S_IMODE(info.st_mode) != 0o600:
+            raise PermissionError(f"expected mode 0600, found {stat.S_IMODE(info.st_mode):04o}")
+        if info.st_nlink > 1:
+            raise PermissionError(f"expected one name, found {info.st_nlink}")
+    except PermissionError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _lock_size(fd: int, kind: int) -> bool:
+    """A range lock of the open file (not of the process), independent of the writer's flock."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _RANGE_LOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: held by another
+        return False
+    return True

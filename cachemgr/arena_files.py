@@ -1,4 +1,4 @@
-"""Which arena files a process works on: named, taken over, created, deleted within one bound per node.
+"""Which arena files a process works on: named, taken over, read, created, deleted within one bound per node.
 
 A name carries cluster, node, layout version, geometry digest and ordinal; `_` separates them because none
 may hold it.
@@ -6,6 +6,9 @@ may hold it.
 The bound covers all arenas of a node together. No lock is needed for that: a creator first declares its size
 (ftruncate), then adds up what all declare, and gives way by the excess. Of two that race at least the
 second sees both.
+
+Which arenas give way: those of another geometry or layout only as far as their room is needed, so that the
+models of a restarted node find their blocks whatever the order they start in; our own only above the bound.
 
 Threads: called by one thread at a time, never under the cache's lock: this is I/O.
 """
@@ -17,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from cachemgr.arena import Arena, create_locked, open_locked
+from cachemgr.arena import Arena, ArenaView, create_locked, may_resize, open_locked, open_to_read, resized
 from cachemgr.contract import BlockFormat
 from cachemgr.settings import CacheSettings, default_bound
 from cachemgr.shard import VERSION, geometry_fields, slot_nbytes
@@ -58,28 +61,55 @@ class ArenaFiles:
         """Slots this process will ever hold at once."""
 
     def claim(self) -> list[Arena]:
-        """Delete unlocked arenas of unused geometry, take over those of ours, create one if room is left.
+        """Take over unlocked arenas of our geometry, delete what must give way, create one if room is left.
 
-        Called at start, and again and again while it returned nothing.
+        Called at start, and again and again while there is room left.
         """
-        if not self.capacity:
+        if not self.room:
             return []
-        for entry in self._entries():
-            if not entry.ours:
-                self._delete_unlocked(entry.path)
         taken = self._take_over()
-        for entry in self._entries():
-            if entry.ours and self._node_bytes() > self.bound:
-                self._delete_unlocked(entry.path)
-        if self._room() * 4 >= self.capacity:  # a new file for the last few slots is not worth its name
+        creates = self.room * 4 >= self.capacity  # a new file for the last few slots is not worth its name
+        self._make_room(self.room * self._slot_nbytes if creates else 0)
+        if creates:
             created = self._create()
             taken += [created] if created else []
         return taken
 
+    def others(self) -> set[str]:
+        """Paths of this node's arenas of our geometry that we do not hold, whoever does."""
+        held = {arena.path for arena in self._held}
+        return {entry.path for entry in self._entries() if entry.ours and entry.path not in held}
+
+    def view(self, path: str, *, first_slot: int) -> ArenaView | None:
+        """Map another process's arena read-only; None if it cannot be read, is empty or just being made."""
+        try:
+            fd = open_to_read(path)
+        except OSError as error:
+            self._say(f"arena refused: {path}: {error}")
+            return None
+        if fd is None:
+            return None
+        try:
+            view = ArenaView(fd, path=path, block_format=self._format, first_slot=first_slot)
+        except (OSError, ValueError):  # ValueError: empty
+            return None
+        finally:
+            os.close(fd)
+        return view
+
+    def _make_room(self, wanted: int) -> None:
+        """Delete unlocked arenas until `wanted` bytes more keep the bound, ours only if it is exceeded."""
+        for entry in self._entries():
+            if not entry.ours and self._node_bytes() + wanted > self.bound:
+                self._delete_unlocked(entry.path)
+        for entry in self._entries():
+            if entry.ours and self._node_bytes() > self.bound:
+                self._delete_unlocked(entry.path)
+
     def _take_over(self) -> list[Arena]:
         taken = []
         for entry in self._entries():
-            if entry.ours and self._room() > 0:
+            if entry.ours and self.room > 0:
                 fd = self._open(entry.path)
                 arena = self._adopt(fd, entry.path) if fd is not None else None
                 taken += [arena] if arena else []
@@ -94,13 +124,21 @@ class ArenaFiles:
             self._say(f"host tier off: {self._settings.directory}: {error.strerror}")
             return 0
 
-    def _room(self) -> int:
+    @property
+    def room(self) -> int:
+        """Slots this process may hold beyond those it does."""
         return self.capacity - sum(len(arena.slots) for arena in self._held)
 
     def _adopt(self, fd: int, path: str) -> Arena | None:
-        """Make a locked file an arena of at most our room; None, and the file gone, if that is nothing."""
-        declared = min(os.fstat(fd).st_size // self._slot_nbytes, self._room())
-        return self._finish(fd, path, slots=declared)
+        """Make a locked file an arena of at most our room; None, and the file gone, if that is nothing.
+
+        Only the first one is cut to the room: a later one that does not fit is worth more whole, read-only.
+        """
+        declared = os.fstat(fd).st_size // self._slot_nbytes
+        if declared > self.room and self._held:
+            os.close(fd)
+            return None
+        return self._finish(fd, path, slots=min(declared, self.room))
 
     def _create(self) -> Arena | None:
         for ordinal in range(_MAX_ORDINAL):
@@ -109,25 +147,34 @@ class ArenaFiles:
             except OSError as error:
                 self._say(f"host tier off: {self._path(ordinal)}: {error.strerror}")
                 return None
+            if fd is not None and not may_resize(fd):
+                self._discard(fd, self._path(ordinal))  # somebody looks at it: next time
+                return None
             if fd is not None:
-                os.ftruncate(fd, self._room() * self._slot_nbytes)
+                os.ftruncate(fd, self.room * self._slot_nbytes)
                 excess = max(0, self._node_bytes() - self.bound)
-                slots = self._room() - -(-excess // self._slot_nbytes)
+                slots = self.room - -(-excess // self._slot_nbytes)
                 if slots <= 0:
                     self._say(f"host tier waits: other arenas of this node take all of {self.bound} bytes")
                 return self._finish(fd, self._path(ordinal), slots=slots)
         return None
 
     def _finish(self, fd: int, path: str, *, slots: int) -> Arena | None:
-        """Cut the file to `slots`, back all of it by memory, map it; an empty one goes."""
+        """Cut the file to `slots`, back all of it by memory, map it; an empty one goes.
+
+        One that must change its size while others have it mapped goes, too: they keep what they mapped.
+        """
         try:
+            if not self._sized(fd, slots) and not may_resize(fd):
+                self._discard(fd, path)
+                return None
             if slots > 0:
                 os.ftruncate(fd, slots * self._slot_nbytes)
                 slots = self._back(fd, slots)
             if slots <= 0:
-                os.unlink(path)
-                os.close(fd)
+                self._discard(fd, path)
                 return None
+            resized(fd)
             arena = Arena(fd, path=path, block_format=self._format, first_slot=self._next_slot)
         except OSError as error:
             self._say(f"arena refused: {path}: {error}")
@@ -136,6 +183,11 @@ class ArenaFiles:
         self._next_slot += len(arena.slots)
         self._held.append(arena)
         return arena
+
+    def _sized(self, fd: int, slots: int) -> bool:
+        """True if the file is that long and backed already."""
+        info = os.fstat(fd)
+        return info.st_size == slots * self._slot_nbytes and info.st_blocks * 512 >= info.st_size
 
     def _back(self, fd: int, slots: int) -> int:
         """Reserve memory for `slots`, fewer if there is not enough; how many it became."""
@@ -163,8 +215,12 @@ class ArenaFiles:
     def _delete_unlocked(self, path: str) -> None:
         fd = self._open(path)
         if fd is not None:
-            os.unlink(path)
-            os.close(fd)
+            self._discard(fd, path)
+
+    def _discard(self, fd: int, path: str) -> None:
+        """Delete a file that we locked."""
+        os.unlink(path)
+        os.close(fd)
 
     def _open(self, path: str) -> int | None:
         try:

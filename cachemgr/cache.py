@@ -7,8 +7,12 @@ it → `commit` seals and publishes.
 
 What other processes can write (the arena) is never handed over: only private copies whose check is done.
 
+Blocks in the arenas of the node's other processes are found behind our own and read through the same check;
+what their writer changed meanwhile is a miss, counted as stale.
+
 Threads: lookup, acquire, hashes and release by any; restore, prepare, commit, abort and close by the step
-loop. A process that found no arena free has a thread that asks for one every second until it gets it.
+loop. One thread tends the arenas: about once a second it takes over what fell free and, if anybody asked for
+blocks since, reads the headers that others published.
 """
 
 import logging
@@ -20,16 +24,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cachemgr.arena import Arena
+from cachemgr.arena import Arena, ArenaView
 from cachemgr.arena_files import ArenaFiles
 from cachemgr.block_hash import BlockHasher
 from cachemgr.contract import BlockFormat, BlockHash, Lease, PendingBlock, Sink
 from cachemgr.counts import Counts
+from cachemgr.foreign import FIRST_FOREIGN_SLOT
 from cachemgr.lease import Reservation, SlotLease
+from cachemgr.neighbours import Neighbours
 from cachemgr.residence import Residence
 from cachemgr.secrets import CacheSecrets
 from cachemgr.settings import CacheSettings
-from cachemgr.shard import ALIGN, ShardOpener, ShardSealer, Verdict, address_of
+from cachemgr.shard import ALIGN, BlockAddress, ShardOpener, ShardSealer, Verdict, address_of
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +45,10 @@ _PIECE_NBYTES = 256 << 10
 _BATCH_NBYTES = 1 << 20
 """Small blocks go to the sink together, up to this; a big one goes alone, still hot when imported."""
 
-_CLAIM_INTERVAL_S = 1.0
+_TEND_INTERVAL_S = 1.0
+
+_TEND_SHARE = 50
+"""Tending takes at most one part in so many of a processor, however large the arenas of others are."""
 
 
 class HostCache:
@@ -67,10 +76,13 @@ class HostCache:
             files.capacity, ttl_s=ttl_s, erase=self._erase, clock=clock, counts=self._counts
         )
         self._staging: list[npt.NDArray[np.uint8]] = []
+        self._neighbours = Neighbours(files, opener=self._opener, residence=self._residence)
+        self._asked = False
         self._closed = Event()
-        self._claimer = Thread(target=self._claim_later, name="cache-claim", daemon=True)
-        if not self._claim() and files.capacity:
-            self._claimer.start()
+        self._tender = Thread(target=self._tend_on, name="cache-tend", daemon=True)
+        if files.capacity:
+            self._tend()
+            self._tender.start()
 
     def hashes(self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "") -> list[BlockHash]:
         """See PrefixCache."""
@@ -78,10 +90,12 @@ class HostCache:
 
     def lookup(self, hashes: Sequence[BlockHash]) -> int:
         """See PrefixCache."""
+        self._asked = True
         return self._residence.known(hashes)
 
     def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
         """See PrefixCache. Nothing is fetched from elsewhere yet, so the lease is ready at once."""
+        self._asked = True
         self._residence.sweep()
         slots = self._residence.pin(hashes)
         return SlotLease(slots, hashes[: len(slots)], owner=self, unpin=self._residence.unpin)
@@ -145,6 +159,7 @@ class HostCache:
             "cache_arenas": float(len(self._arenas)),
             "cache_slots": float(sum(len(arena.slots) for arena in self._arenas)),
             "cache_bytes": float(sum(arena.nbytes for arena in self._arenas)),
+            "cache_foreign_arenas": float(len(self._neighbours.views)),
         }
 
     def close(self) -> None:
@@ -152,9 +167,10 @@ class HostCache:
         if self._closed.is_set():
             return
         self._closed.set()
-        if self._claimer.ident is not None:
-            self._claimer.join()
+        if self._tender.ident is not None:
+            self._tender.join()
         self._residence.close()
+        self._neighbours.close()
         for arena in self._arenas:
             arena.close()
         self._arenas.clear()
@@ -175,18 +191,21 @@ class HostCache:
         """
         for row, index in enumerate(blocks):
             slot = lease.slots[index]
-            verdict = self._copy_checked(slot, lease, index, staging[row])
+            arena = self._holder(slot)
+            verdict = self._copy_checked(arena, slot, address_of(lease.hashes, index), staging[row])
             if verdict is not Verdict.WHOLE:
                 self._residence.reject(slot, lease.hashes[index], verdict)
-                log.warning("block removed from use: %s in %s", verdict.value, self._arena(slot).path)
+                if arena is not None and slot < FIRST_FOREIGN_SLOT:
+                    log.warning("block removed from use: %s in %s", verdict.value, arena.path)
                 return row
         return len(blocks)
 
-    def _copy_checked(self, slot: int, lease: SlotLease, index: int, out: npt.NDArray[np.uint8]) -> Verdict:
-        arena = self._arena(slot)
-        if not arena.whole():
+    def _copy_checked(
+        self, arena: ArenaView | None, slot: int, address: BlockAddress, out: npt.NDArray[np.uint8]
+    ) -> Verdict:
+        if arena is None or not arena.whole():
             return Verdict.CORRUPT
-        check = self._opener.begin(arena.header(slot), address_of(lease.hashes, index))
+        check = self._opener.begin(arena.header(slot), address)
         if isinstance(check, Verdict):
             return check
         source = arena.payload(slot)
@@ -204,18 +223,20 @@ class HostCache:
         rows = memory[start : start + self._batch * stride].reshape(self._batch, stride)
         return rows[:, : self._payload_nbytes]
 
-    def _claim(self) -> bool:
-        """Attach the arenas that may be ours; True if there were any."""
-        arenas = self._files.claim()
-        for arena in arenas:
+    def _tend(self) -> None:
+        """Take over what fell free, then see what others hold."""
+        for arena in self._files.claim():
             self._attach(arena)
-        return bool(arenas)
+        asked, self._asked = self._asked, False
+        self._neighbours.tend(scan=asked)
 
-    def _claim_later(self) -> None:
-        """Try until there is an arena: during a reload the process before us still holds it at first."""
-        while not self._closed.wait(_CLAIM_INTERVAL_S):
-            if self._claim():
-                return
+    def _tend_on(self) -> None:
+        """During a reload the process before us still holds its arena at first, and keeps committing."""
+        pause = _TEND_INTERVAL_S
+        while not self._closed.wait(pause):
+            started = time.thread_time()
+            self._tend()
+            pause = max(_TEND_INTERVAL_S, _TEND_SHARE * (time.thread_time() - started))
 
     def _attach(self, arena: Arena) -> None:
         """Index what an arena holds, deepest and oldest first; useless slots are empty."""
@@ -239,6 +260,12 @@ class HostCache:
 
     def _arena(self, slot: int) -> Arena:
         return next(arena for arena in self._arenas if slot in arena.slots)
+
+    def _holder(self, slot: int) -> ArenaView | None:
+        """The arena of a leased slot; None if it was another process's and is let go."""
+        if slot < FIRST_FOREIGN_SLOT:
+            return self._arena(slot)
+        return next((view for view in self._neighbours.views if slot in view.slots), None)
 
     def _erase(self, slot: int) -> None:
         self._arena(slot).invalidate(slot)

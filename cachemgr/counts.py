@@ -10,6 +10,8 @@ class Counts:
     acquires: int = 0
     lookup_blocks: int = 0
     hit_blocks: int = 0
+    foreign_hit_blocks: int = 0
+    """Of `hit_blocks`: in the arena of another process."""
     restored_blocks: int = 0
     restore_seconds: float = 0.0
     committed_blocks: int = 0
@@ -18,6 +20,8 @@ class Counts:
     expired_blocks: int = 0
     corrupt_blocks: int = 0
     unreadable_blocks: int = 0
+    stale_blocks: int = 0
+    """Another process reused the slot, or let go of the arena, before we read it."""
     reattached_blocks: int = 0
     full_refusals: int = 0
 

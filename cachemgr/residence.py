@@ -1,4 +1,6 @@
-"""Who lives in which slot: index and eviction order behind the cache's one lock.
+"""Who lives in which slot: indexes and eviction order behind the cache's one lock.
+
+A run of blocks may alternate between own slots and those of the node's other processes; own ones win.
 
 The lock is held for at most about 100 µs of work: chains are walked in slices of 128 blocks, and no copy,
 tag, I/O or engine call happens under it. (`erase` is a four-byte store and one fstat.)
@@ -6,6 +8,7 @@ tag, I/O or engine call happens under it. (`erase` is a four-byte store and one 
 Invariants
 - A slot is in the eviction order if and only if it is resident and unpinned.
 - Ancestors are at least as recent as their descendants, because runs are always offered deepest first.
+- Only own slots are pinned, ordered, evicted or erased; foreign ones are hints (see foreign.py).
 - A block that failed its check loses its name at once, and its slot with the last pin.
 
 Threads: any.
@@ -21,7 +24,9 @@ import numpy.typing as npt
 from cachemgr.contract import BlockHash
 from cachemgr.counts import Counts
 from cachemgr.eviction import EvictionPolicy, LeafFirstLru
+from cachemgr.foreign import FIRST_FOREIGN_SLOT, ForeignIndex, mixed_run
 from cachemgr.index import BlockIndex
+from cachemgr.integrity import check_slots
 from cachemgr.shard import BlockAddress, Verdict
 
 T = TypeVar("T")
@@ -49,6 +54,7 @@ class Residence:
     ) -> None:
         self._lock = Lock()
         self._index = BlockIndex(capacity)
+        self._foreign = ForeignIndex()
         self._order: EvictionPolicy = LeafFirstLru(capacity)
         self._rejected: dict[int, Verdict] = {}
         self._ttl_s = ttl_s
@@ -63,29 +69,34 @@ class Residence:
         found = 0
         for part in _slices(hashes):
             with self._lock:
-                run = self._index.run(part, used_after=used_after)
+                run = mixed_run(part, self._index, self._foreign, used_after=used_after)
             found += len(run)
             if len(run) < len(part):
                 break
         return found
 
     def pin(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """Pin that run; its slots. What is evicted between two slices only shortens it."""
-        used_after = self._clock() - self._ttl_s
+        """Pin what is ours of that run; its slots. What is evicted between two slices only shortens it."""
+        now = self._clock()
+        used_after = now - self._ttl_s
         slots: list[int] = []
         for part in _slices(hashes):
             with self._lock:
-                run = self._index.run(part, used_after=used_after)
+                run = mixed_run(part, self._index, self._foreign, used_after=used_after)
                 for slot in run:
-                    if self._index.pin(slot):
+                    if slot >= FIRST_FOREIGN_SLOT:
+                        self._foreign.touch(slot, now=now)
+                    elif self._index.pin(slot):
                         self._order.withdraw(slot)
             slots += run
             if len(run) < len(part):
                 break
+        foreign = sum(slot >= FIRST_FOREIGN_SLOT for slot in slots)
         with self._lock:
             self._counts.acquires += 1
             self._counts.lookup_blocks += len(hashes)
             self._counts.hit_blocks += len(slots)
+            self._counts.foreign_hit_blocks += foreign
         return slots
 
     def unpin(self, slots: Sequence[int]) -> None:
@@ -96,11 +107,14 @@ class Residence:
                 if self._closed:
                     return
                 for slot in part:
-                    if self._index.unpin(slot, now=now):
+                    if slot < FIRST_FOREIGN_SLOT and self._index.unpin(slot, now=now):
                         self._settle(slot)
 
     def reserve(self, hashes: Sequence[BlockHash], index: int) -> int | None:
-        """A slot for block `index` of the chain; None if it exists or no block may go for it."""
+        """A slot for block `index` of the chain; None if it exists or no block may go for it.
+
+        Nothing of ours goes for a block that another process holds, but a free slot takes a copy of it.
+        """
         slot = self._try_reserve(hashes, index)
         if slot == _OWN_CHAIN:
             # The least recent block is an ancestor of the new one: this chain is in use without a lease.
@@ -139,11 +153,15 @@ class Residence:
                 self._counts.aborted_blocks += 1
 
     def reject(self, slot: int, name: BlockHash, verdict: Verdict) -> None:
-        """A pinned block failed its check: nobody finds it any more.
+        """A leased block failed its check: nobody finds it any more.
 
-        Corrupt bytes are erased, unreadable ones kept.
+        Corrupt bytes are erased, unreadable ones kept; those of another process are its own business.
         """
         with self._lock:
+            if slot >= FIRST_FOREIGN_SLOT:
+                self._foreign.remove(name, slot)
+                self._counts.stale_blocks += 1
+                return
             if self._closed or self._index.name(slot) != name:
                 return  # another reader of the same slot was first
             self._index.forget(slot)
@@ -195,10 +213,27 @@ class Residence:
                     self._order.offer_first(slot)
                 self._counts.unreadable_blocks += len(part)
 
+    def update_foreign(
+        self, *, gone: Sequence[tuple[BlockHash, int]], came: Sequence[tuple[BlockHash, int]]
+    ) -> None:
+        """What another process unpublished and published, as (name, slot)."""
+        for part in _slices(gone):
+            with self._lock:
+                for name, slot in part:
+                    self._foreign.remove(name, slot)
+        now = self._clock()
+        for part in _slices(came):
+            with self._lock:
+                if self._closed:
+                    return
+                for name, slot in part:
+                    self._foreign.add(name, slot, now=now)
+
     def gauges(self) -> dict[str, float]:
         """Resident blocks and pins, now."""
         return {
             "cache_resident_blocks": float(len(self._index)),
+            "cache_foreign_blocks": float(len(self._foreign)),
             "cache_pins": float(self._index.pinned),
         }
 
@@ -207,6 +242,7 @@ class Residence:
         with self._lock:
             self._closed = True
             self._index = BlockIndex(0)
+            self._foreign = ForeignIndex()
             self._order = LeafFirstLru(0)
 
     def check_integrity(self) -> list[tuple[BlockHash, int]]:
@@ -215,23 +251,7 @@ class Residence:
         O(n): for tests and idle checks.
         """
         with self._lock:
-            index, order = self._index, self._order
-            resident = list(index.resident())
-            empty, reserved = index.free_slots(), index.reserved_slots()
-            assert not empty & reserved
-            for name, slot in resident:
-                assert index.name(slot) == name
-                assert slot not in empty | reserved
-            for slot in range(index.capacity):
-                named = index.name(slot) is not None
-                assert not (slot in order and index.pins(slot)), f"slot {slot} is pinned and evictable"
-                assert not named or slot in order or index.pins(slot), f"slot {slot} can never be evicted"
-                assert slot not in order or slot not in (empty | reserved), (
-                    f"slot {slot} is empty and evictable"
-                )
-            assert index.pinned == sum(index.pins(slot) for slot in range(index.capacity))
-            assert all(index.pins(slot) for slot in self._rejected)
-            return resident
+            return check_slots(self._index, self._order, rejected=self._rejected)
 
     # Below: the lock is held.
 
@@ -241,6 +261,8 @@ class Residence:
             if self._exists(name):
                 return _EXISTS
             if not self._index.has_free():
+                if self._held_elsewhere(name):
+                    return _EXISTS
                 refusal = self._evict_for(hashes, index)
                 if refusal:
                     return refusal
@@ -265,7 +287,7 @@ class Residence:
         if victim is None:
             return _FULL
         parent = hashes[index - 1] if index else None
-        if parent is not None and self._index.find(parent) is None and not self._index.is_reserved(parent):
+        if parent is not None and not self._present(parent):
             return _FULL  # a block whose parent is missing cannot be found: nothing goes for its sake
         depth, name = self._index.depth(victim), self._index.name(victim)
         if name is not None and depth < index and hashes[depth] == name:
@@ -273,6 +295,13 @@ class Residence:
         self._drop(victim)
         self._counts.evicted_blocks += 1
         return 0
+
+    def _present(self, name: BlockHash) -> bool:
+        known = self._index.find(name) is not None or self._index.is_reserved(name)
+        return known or self._held_elsewhere(name)
+
+    def _held_elsewhere(self, name: BlockHash) -> bool:
+        return self._foreign.has(name, used_after=self._clock() - self._ttl_s)
 
     def _drop(self, slot: int) -> None:
         """Free an evictable slot."""

@@ -1,0 +1,30 @@
+"""Proves that index and eviction order agree; for tests and idle checks, O(n)."""
+
+from collections.abc import Iterable
+
+from cachemgr.contract import BlockHash
+from cachemgr.eviction import EvictionPolicy
+from cachemgr.index import BlockIndex
+
+
+def check_slots(
+    index: BlockIndex, order: EvictionPolicy, *, rejected: Iterable[int]
+) -> list[tuple[BlockHash, int]]:
+    """AssertionError if they contradict each other; every resident block and its slot.
+
+    `rejected`: slots that failed a check and wait for their last reader.
+    """
+    resident = list(index.resident())
+    empty, reserved = index.free_slots(), index.reserved_slots()
+    assert not empty & reserved
+    for name, slot in resident:
+        assert index.name(slot) == name
+        assert slot not in empty | reserved
+    for slot in range(index.capacity):
+        named = index.name(slot) is not None
+        assert not (slot in order and index.pins(slot)), f"slot {slot} is pinned and evictable"
+        assert not named or slot in order or index.pins(slot), f"slot {slot} can never be evicted"
+        assert slot not in order or slot not in (empty | reserved), f"slot {slot} is empty and evictable"
+    assert index.pinned == sum(index.pins(slot) for slot in range(index.capacity))
+    assert all(index.pins(slot) for slot in rejected)
+    return resident
