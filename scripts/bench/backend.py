@@ -104,14 +104,14 @@ def _longest_gap(subject: Subject, asked: Decoder, engine: TimedEngine, chunk: i
     engine.prefills.clear()
     arriving = asked.ask(subject.prompt(_LONG_PROMPT), max_tokens=1).wait()
     until = arriving.arrivals[0]
-    gap = statistics.median(_silence(heard, arriving.asked, until) for heard in running)
+    gap = statistics.median(longest_silence(heard, arriving.asked, until) for heard in running)
     seconds = [took for tokens, took in engine.prefills if tokens == chunk]
     for heard in running:
         heard.wait()
     return gap, statistics.median(seconds)
 
 
-def _silence(heard: Heard, begin: float, end: float) -> float:
+def longest_silence(heard: Heard, begin: float, end: float) -> float:
     """The longest time between two arrivals of a stream, from the last one before `begin` to `end`."""
     times = [at for at in heard.arrivals if at <= end]
     first = max((number for number, at in enumerate(times) if at <= begin), default=0)

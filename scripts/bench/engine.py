@@ -124,18 +124,21 @@ def _speed(name: str, paired: Paired, peer: str) -> Reading:
 
 def _perplexity(subject: Subject) -> Iterator[Reading]:
     tokens = subject.corpus[:_PERPLEXITY_TOKENS]
-    values = {}
+    of = {}
     for precision in ("int8", "fp32"):
         with subject.engine(
             lanes=_WINDOWS, max_seq_len=_PERPLEXITY_TOKENS + 32, precision=precision
         ) as engine:
-            values[precision] = perplexity(engine, tokens)
-    detail = f"{values['int8']:.3f} against {values['fp32']:.3f} on the first {len(tokens)} tokens of {TEXT}"
-    yield Reading("engine.perplexity_vs_fp32", values["int8"] / values["fp32"], detail)
+            of[precision] = losses(engine, tokens)
+    extra = of["int8"] - of["fp32"]
+    ratio, error = np.exp(extra.mean()), extra.std() / np.sqrt(len(extra))
+    int8, fp32 = (float(np.exp(loss.mean())) for loss in (of["int8"], of["fp32"]))
+    detail = f"{int8:.3f} against {fp32:.3f} (± {error:.4f}) on the first {len(tokens)} tokens of {TEXT}"
+    yield Reading("engine.perplexity_vs_fp32", float(ratio), detail)
 
 
-def perplexity(engine: Engine, tokens: Tokens) -> float:
-    """Exp of the mean negative log-likelihood of tokens 1 … N−1, each given all tokens before it.
+def losses(engine: Engine, tokens: Tokens) -> npt.NDArray[np.float64]:
+    """Negative log-likelihood of tokens 1 … N−1, each given all tokens before it; N fills the lanes evenly.
 
     The prompt is prefilled once; every lane then takes the blocks before its part and decodes that part along
     the given tokens, so that all parts advance together. An exact engine gives the logits of one long run.
@@ -146,13 +149,12 @@ def perplexity(engine: Engine, tokens: Tokens) -> float:
     for number, lane in enumerate(lanes[1:], start=1):
         _copy_blocks(engine, lane, number * part // engine.spec.block_tokens)
     starts = np.arange(len(lanes), dtype=np.int64) * part
-    losses = []
+    found = np.zeros((len(lanes), part))
     for step in range(part):
         at = starts + step
         logits = engine.decode(lanes, tokens[at], at).array
-        known = at + 1 < len(tokens)
-        losses.append(_losses(logits[known], tokens[(at + 1)[known]]))
-    return float(np.exp(np.concatenate(losses).mean()))
+        found[:, step] = _losses(logits, tokens[np.minimum(at + 1, len(tokens) - 1)])
+    return found.reshape(-1)[:-1]  # nothing is known to follow the last token
 
 
 def _copy_blocks(engine: Engine, lane: LaneId, count: int) -> None:

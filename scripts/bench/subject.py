@@ -4,6 +4,7 @@ import functools
 import hashlib
 import importlib
 import itertools
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from scripts.bench.peers import PeerSettings
 
 MAX_SEQ_LEN = 8192
 MODEL = "smollm2"
-TEXT = "pydoc_data.topics (the Python language reference that ships with Python)"
+TEXT = "the prose of pydoc_data.topics, the language reference that ships with Python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,10 @@ class Subject:
 
 
 def english_text() -> str:
-    """The help texts of Python's own reference, in a fixed order."""
+    """The prose of Python's own reference: whole paragraphs, without grammar, code, tables and headings."""
     topics: Mapping[str, str] = importlib.import_module("pydoc_data.topics").topics
-    return "\n\n".join(topics[name] for name in sorted(topics))
+    blocks = "\n\n".join(topics[name] for name in sorted(topics)).split("\n\n")
+    return "\n".join(text for text in (" ".join(block.split()) for block in blocks) if _is_prose(text))
 
 
 def _built(subject: Subject, precision: Precision) -> Path:
@@ -108,10 +110,17 @@ def _built(subject: Subject, precision: Precision) -> Path:
     found = [path.parent for path in folder.glob(f"*/{SIGNATURE}")]
     if found:
         return found[0]
+    for outdated in folder.parent.glob(f"{precision}-*"):
+        shutil.rmtree(outdated)
     options = BuildOptions(precision=precision, lanes=8, max_seq_len=MAX_SEQ_LEN)
     release = build_release(load_gguf(demo_gguf()), folder, model=MODEL, release=1, options=options)
     sign_release(release, subject.keys[0])
     return release
+
+
+def _is_prose(text: str) -> bool:
+    code = "::=" in text or ">>>" in text
+    return len(text) > 200 and text[0].isupper() and text.endswith(".") and not code
 
 
 def _code_digest() -> str:

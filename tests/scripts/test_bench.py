@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 import sys
@@ -5,10 +6,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from scripts.bench import goals, harness, peer_worker, peers, report
+from engines import EngineSpec, LaneId, Logits
+from scripts.bench import backend, engine, goals, harness, peer_worker, peers, report, subject
+from scripts.bench.decoder import Heard
 from scripts.bench.harness import Measurement, PeerMissingError, Reading, alternate, median_of
+from scripts.bench.null_engine import NullEngine, Tokens
 
 ISSUED = {
     "engine.prefill512.vs_llamacpp": ">= 2.5",
@@ -249,3 +255,70 @@ def test_the_machine_line_names_cpu_cores_and_date() -> None:
     assert "cores" in line
     assert "19" in line
     assert "\n" not in line
+
+
+class _CountingEngine:
+    """Its logits are a function of the sum of the tokens a lane holds, so a wrong context changes them."""
+
+    def __init__(self, *, lanes: int, block: int) -> None:
+        spec = NullEngine(lanes=lanes).spec
+        self.spec: EngineSpec = dataclasses.replace(spec, block_tokens=block, max_prefill_tokens=8)
+        self._held = np.zeros((lanes, 64), np.int64)
+
+    def prefill(self, lane: LaneId, tokens: Tokens, start: int) -> Logits:
+        assert len(tokens) <= 8
+        self._held[lane, start : start + len(tokens)] = tokens
+        return Logits(self._of(lane, start + len(tokens))[None])
+
+    def decode(self, lanes: list[LaneId], tokens: Tokens, positions: Tokens) -> Logits:
+        for lane, token, position in zip(lanes, tokens, positions, strict=True):
+            self._held[lane, position] = token
+        rows = [self._of(lane, int(at) + 1) for lane, at in zip(lanes, positions, strict=True)]
+        return Logits(np.stack(rows))
+
+    def export_blocks(self, lane: LaneId, blocks: range, out: list[npt.NDArray[np.uint8]]) -> None:
+        size = self.spec.block_tokens
+        out[0][: size * 8] = self._held[lane, blocks.start * size : blocks.stop * size].view(np.uint8)
+
+    def import_blocks(self, lane: LaneId, blocks: range, payloads: list[npt.NDArray[np.uint8]]) -> None:
+        size = self.spec.block_tokens
+        self._held[lane, blocks.start * size : blocks.stop * size] = payloads[0][: size * 8].view(np.int64)
+
+    def prewarm(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def _of(self, lane: int, length: int) -> npt.NDArray[np.float32]:
+        total = int(self._held[lane, :length].sum()) + length
+        return np.sin(np.arange(32) * total).astype(np.float32)
+
+
+def test_losses_of_parts_in_lanes_are_those_of_one_long_run() -> None:
+    tokens = np.random.default_rng(3).integers(0, 32, 32)
+    alone = engine.losses(_CountingEngine(lanes=1, block=4), tokens)
+    assert alone.shape == (31,)
+    assert np.array_equal(engine.losses(_CountingEngine(lanes=4, block=4), tokens), alone)
+    logits = np.sin(np.arange(32) * (int(tokens[0]) + 1))
+    assert alone[0] == pytest.approx(np.log(np.exp(logits).sum()) - logits[tokens[1]], rel=1e-5)
+
+
+def test_the_longest_silence_counts_from_the_last_arrival_before() -> None:
+    heard = Heard(0.0, arrivals=[1.0, 2.0, 7.0, 8.5, 30.0])
+    assert backend.longest_silence(heard, 3.0, 9.0) == 5.0
+    assert backend.longest_silence(heard, 7.5, 9.0) == 1.5
+
+
+def test_the_text_is_prose() -> None:
+    text = subject.english_text()
+    assert len(text) > 100_000
+    assert "::=" not in text
+    assert all(line.endswith(".") for line in text.splitlines())
+
+
+def test_step_overhead_counts_only_steps_of_all_lanes() -> None:
+    null = NullEngine(lanes=2)
+    both, one = [LaneId(0), LaneId(1)], [LaneId(1)]
+    tokens = np.zeros(2, np.int64)
+    for lanes in (both, both, one, both, both):
+        null.decode(lanes, tokens[: len(lanes)], tokens[: len(lanes)])
+    assert len(null.gaps) == 2
