@@ -7,8 +7,9 @@ The bound covers all arenas of a node together. No lock is needed for that: a cr
 (ftruncate), then adds up what all declare, and gives way by the excess. Of two that race at least the
 second sees both.
 
-Which arenas give way: those of another geometry or layout only as far as their room is needed, so that the
-models of a restarted node find their blocks whatever the order they start in; our own only above the bound.
+Which unlocked arenas give way: those of another geometry or layout only to a process that has none, as far
+as it needs their room: the models of a restarted node find their blocks whatever the order they start in.
+Those of our own geometry only above the bound; the ones that we may not hold are read.
 
 Threads: called by one thread at a time, never under the cache's lock: this is I/O.
 """
@@ -56,8 +57,7 @@ class ArenaFiles:
         self._next_slot = 0
         self._said: set[str] = set()
         self.bound = self._bound()
-        share = self.bound if settings.arena_bytes is None else min(self.bound, settings.arena_bytes)
-        self.capacity = share // self._slot_nbytes
+        self.capacity = settings.share(self.bound) // self._slot_nbytes
         """Slots this process will ever hold at once."""
 
     def claim(self) -> list[Arena]:
@@ -68,12 +68,14 @@ class ArenaFiles:
         if not self.room:
             return []
         taken = self._take_over()
-        creates = self.room * 4 >= self.capacity  # a new file for the last few slots is not worth its name
-        self._make_room(self.room * self._slot_nbytes if creates else 0)
-        if creates:
-            created = self._create()
-            taken += [created] if created else []
-        return taken
+        self._make_room(0 if self._held else self.room * self._slot_nbytes)
+        free = min(self.room, (self.bound - self._node_bytes()) // self._slot_nbytes)
+        created = None
+        if free * 4 >= self.capacity or (free > 0 and not self._held):  # few slots are not worth another file
+            created = self._create(free)
+        elif not self._held:
+            self._say(f"host tier waits: other arenas of this node take all of {self.bound} bytes")
+        return [*taken, created] if created else taken
 
     def others(self) -> set[str]:
         """Paths of this node's arenas of our geometry that we do not hold, whoever does."""
@@ -140,7 +142,7 @@ class ArenaFiles:
             return None
         return self._finish(fd, path, slots=min(declared, self.room))
 
-    def _create(self) -> Arena | None:
+    def _create(self, slots: int) -> Arena | None:
         for ordinal in range(_MAX_ORDINAL):
             try:
                 fd = create_locked(self._path(ordinal))
@@ -151,12 +153,9 @@ class ArenaFiles:
                 self._discard(fd, self._path(ordinal))  # somebody looks at it: next time
                 return None
             if fd is not None:
-                os.ftruncate(fd, self.room * self._slot_nbytes)
+                os.ftruncate(fd, slots * self._slot_nbytes)
                 excess = max(0, self._node_bytes() - self.bound)
-                slots = self.room - -(-excess // self._slot_nbytes)
-                if slots <= 0:
-                    self._say(f"host tier waits: other arenas of this node take all of {self.bound} bytes")
-                return self._finish(fd, self._path(ordinal), slots=slots)
+                return self._finish(fd, self._path(ordinal), slots=slots - -(-excess // self._slot_nbytes))
         return None
 
     def _finish(self, fd: int, path: str, *, slots: int) -> Arena | None:

@@ -46,7 +46,11 @@ class BlockFormat:
 
 
 class Lease(Protocol):
-    """Pins the first `blocks` blocks of a chain until `release`; evictors pass them by."""
+    """Pins the first `blocks` blocks of a chain until `release`; evictors pass them by.
+
+    A block in the arena of another process of the node cannot be pinned: it counts here, and may be gone when
+    it is restored.
+    """
 
     @property
     def blocks(self) -> int:
@@ -91,11 +95,17 @@ class PrefixCache(Protocol):
         """Copy, check and hand over blocks first … lease.blocks−1; how many blocks from 0 are now usable.
 
         Stops at the first block that fails its checks: that one is removed and counted, the rest is not used.
+        One that its writer, another process, changed meanwhile is counted as stale and only forgotten here. A
+        block of another process stays where it is.
         """
         ...
 
     def prepare(self, hashes: Sequence[BlockHash], index: int, *, namespace: str = "") -> PendingBlock | None:
-        """Reserve a slot for block `index` of the chain; None if it exists or nothing can be evicted."""
+        """Reserve a slot for block `index` of the chain; None if it exists or nothing can be evicted.
+
+        What another process of the node holds exists, too, unless a slot is free: a copy of our own then
+        outlives that process, and costs nobody anything.
+        """
         ...
 
     def commit(self, pending: PendingBlock) -> None:

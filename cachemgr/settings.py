@@ -17,9 +17,9 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Node-wide settings of the host tier.
 
-    `host_bytes` bounds all arenas of the node together (None: `default_bound`); `arena_bytes` bounds what
-    one process may hold of it (None: all), for nodes on which several processes serve; 0 switches the tier
-    off. `ttl_s`: a block that nobody used for so long is gone.
+    `host_bytes` bounds all arenas of the node together (None: `default_bound`). `arena_bytes` bounds what one
+    process may hold of it, for nodes on which several serve (None: see `share`). 0 switches the tier off.
+    `ttl_s`: a block that nobody used for so long is gone.
     """
 
     cluster: str = "local"
@@ -40,6 +40,16 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise SettingsError(field, "must be ≥ 0", value)
         if not self.ttl_s > 0:
             raise SettingsError("ttl_s", "must be > 0", self.ttl_s)
+
+    def share(self, bound: int) -> int:
+        """Bytes that one process may hold of `bound`.
+
+        All of a bound that somebody chose. Half of a default one: the rest is for a second model, or for the
+        process that replaces this one and reads its blocks meanwhile.
+        """
+        if self.arena_bytes is not None:
+            return min(self.arena_bytes, bound)
+        return bound if self.host_bytes is not None else bound // 2
 
 
 def default_bound(directory: str, *, held: int) -> int:

@@ -53,3 +53,16 @@ def test_the_default_bound_counts_our_own_arenas_as_free() -> None:
     plain = default_bound("/dev/shm", held=0)
     assert 0 <= plain <= min(8 << 30, free // 2 + (1 << 20))
     assert plain <= default_bound("/dev/shm", held=1 << 40) <= 8 << 30
+
+
+@pytest.mark.parametrize(
+    ("chosen", "share"),
+    [
+        ({}, 50),
+        ({"host_bytes": 100}, 100),
+        ({"arena_bytes": 30}, 30),
+        ({"host_bytes": 100, "arena_bytes": 300}, 100),
+    ],
+)
+def test_the_share_of_one_process(chosen: dict[str, int], share: int) -> None:
+    assert CacheSettings(**chosen).share(100) == share  # type: ignore[arg-type]

@@ -1,0 +1,378 @@
+"""Arenas of other processes: read in place, never trusted, never written, taken over when they fall free."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cachemgr.cache
+from cachemgr import BlockHash, HostCache
+from cachemgr.shard import HEADER_DTYPE, HEADER_NBYTES, slot_nbytes
+from tests.cachemgr.host import FORMAT, Host, chain, fill, payload_of, read, write
+from tests.cachemgr.peer_process import PEER_FORMAT, Peer, fill_peer
+from tests.cachemgr.test_processes import held_in, wait_for
+
+STRIDE = slot_nbytes(FORMAT.payload_nbytes)
+PEER_STRIDE = slot_nbytes(PEER_FORMAT.payload_nbytes)
+
+
+@pytest.fixture
+def start_peer(host: Host) -> Iterator[Callable[..., Peer]]:
+    peers: list[Peer] = []
+
+    def start(**options: int) -> Peer:
+        peers.append(Peer(host, **options))
+        return peers[-1]
+
+    yield start
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tend all the time instead of once a second."""
+    monkeypatch.setattr(cachemgr.cache, "_TEND_INTERVAL_S", 0.005)
+    monkeypatch.setattr(cachemgr.cache, "_TEND_SHARE", 0)
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tend only when the test says so."""
+    monkeypatch.setattr(cachemgr.cache, "_TEND_INTERVAL_S", 3600.0)
+
+
+def tend(cache: HostCache) -> None:
+    """What the thread does, after a look-up."""
+    cache.lookup([])
+    cache._tend()
+
+
+def pair(host: Host, *, blocks: int = 32) -> tuple[HostCache, HostCache]:
+    """Two caches of `blocks` slots each on one node."""
+    first, second = (host.open(blocks=2 * blocks, arena_bytes=blocks * STRIDE) for _ in range(2))
+    return first, second
+
+
+def slots_of(path: Path) -> np.ndarray:
+    return np.memmap(path, np.uint8, "r+").reshape(-1, STRIDE)
+
+
+def restored(cache: HostCache, hashes: Sequence[BlockHash]) -> int:
+    """How many blocks come back; every byte checked."""
+    lease = cache.acquire(hashes, deadline=None)
+
+    def sink(blocks: range, payloads: Sequence[np.ndarray]) -> None:
+        for block, payload in zip(blocks, payloads, strict=True):
+            assert payload.tobytes() == payload_of(hashes[block], PEER_FORMAT).tobytes()
+
+    usable = cache.restore(lease, first=0, sink=sink)
+    lease.release()
+    return usable
+
+
+def test_what_another_process_committed_is_read_where_it_is(
+    host: Host, start_peer: Callable[..., Peer]
+) -> None:
+    peer = start_peer(blocks=40, arena_bytes=20 * PEER_STRIDE)
+    assert peer.ask("fill", 1, 12) == 12
+    cache = host.open(blocks=40, block_format=PEER_FORMAT)
+    before = host.arenas()[0].read_bytes()
+    assert restored(cache, chain(cache, 12, seed=1)) == 12
+    counts = cache.counters()
+    assert counts["cache_hit_blocks_total"] == counts["cache_foreign_hit_blocks_total"] == 12
+    assert counts["cache_resident_blocks"] == counts["cache_pins"] == counts["cache_stale_blocks_total"] == 0
+    assert counts["cache_foreign_blocks"] == 12
+    assert host.arenas()[0].read_bytes() == before, "nothing was written there"
+
+
+def test_a_reload_takes_the_arena_over_with_what_was_committed_late(
+    host: Host, start_peer: Callable[..., Peer], eager: None
+) -> None:
+    old = start_peer(blocks=40)
+    assert old.ask("fill", 1, 12) == 12
+    new = host.open(blocks=40, block_format=PEER_FORMAT)
+    assert new.counters()["cache_slots"] == 0
+    assert restored(new, chain(new, 12, seed=1)) == 12, "warm before it has a slot"
+    assert fill_peer(new, 3, seed=9) == 0
+    assert old.ask("fill", 2, 20) == 20
+    hashes = chain(new, 20, seed=2)
+    wait_for(lambda: new.lookup(hashes) == 20)
+    old.close()
+    wait_for(lambda: new.counters()["cache_reattached_blocks_total"] == 32)
+    wait_for(lambda: new.counters()["cache_foreign_blocks"] == 0)
+    assert restored(new, hashes) == 20
+    assert restored(new, chain(new, 12, seed=1)) == 12
+    assert new.counters()["cache_foreign_arenas"] == 0
+    assert fill_peer(new, 3, seed=9) == 3
+    new.check_integrity()
+    assert len(host.arenas()) == 1
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["taken over", "still read"])
+def test_a_killed_process_leaves_its_blocks_to_a_living_one(
+    host: Host, start_peer: Callable[..., Peer], eager: None, room: bool
+) -> None:
+    peer = start_peer(blocks=40, arena_bytes=20 * PEER_STRIDE)
+    assert peer.ask("fill", 1, 12) == 12
+    share = 40 if room else 20
+    cache = host.open(blocks=40, block_format=PEER_FORMAT, arena_bytes=share * PEER_STRIDE)
+    assert cache.counters()["cache_slots"] == 20
+    peer.kill()
+    if room:
+        wait_for(
+            lambda: cache.counters()["cache_arenas"] == 2 and not cache.counters()["cache_foreign_arenas"]
+        )
+    hashes = chain(cache, 12, seed=1)
+    assert restored(cache, hashes) == 12
+    assert cache.counters()["cache_foreign_hit_blocks_total"] == (0 if room else 12)
+    cache.check_integrity()
+
+
+def test_slots_rewritten_under_the_reader_never_yield_wrong_bytes(
+    host: Host, start_peer: Callable[..., Peer], eager: None
+) -> None:
+    """Twelve chains through room for two: most of what is read is rewritten at about that time."""
+    peer = start_peer(blocks=40, arena_bytes=20 * PEER_STRIDE)
+    cache = host.open(blocks=40, block_format=PEER_FORMAT, arena_bytes=PEER_STRIDE)
+    chains = [chain(cache, 8, seed=seed) for seed in range(12)]
+    peer.ask("churn", 12, 8)
+    ends, got = time.monotonic() + 4, 0
+    enough = time.monotonic() + 20
+    while time.monotonic() < ends or (
+        time.monotonic() < enough and not (got and cache.counters()["cache_stale_blocks_total"])
+    ):
+        got += sum(restored(cache, hashes) for hashes in chains)
+    counts = cache.counters()
+    assert got > 0
+    assert counts["cache_stale_blocks_total"] > 0
+    assert counts["cache_corrupt_blocks_total"] == 0
+    peer.kill()
+    cache.check_integrity()
+
+
+def test_a_run_alternates_between_own_and_foreign_blocks(host: Host, frozen: None) -> None:
+    first, second = pair(host)
+    hashes = chain(first, 9)
+    for index in range(9):
+        assert write(second if index % 3 == 1 else first, hashes, index)
+    tend(second)
+    assert second.lookup(hashes) == 9
+    assert read(second, hashes) == 9
+    assert second.counters()["cache_foreign_hit_blocks_total"] == 6
+    assert second.counters()["cache_pins"] == 0
+    second.check_integrity()
+
+
+def test_long_runs_alternate_too(host: Host, frozen: None) -> None:
+    first, second = pair(host, blocks=400)
+    hashes = chain(first, 400)
+    for index in range(400):
+        assert write(second if index % 7 in (2, 3) else first, hashes, index)
+    tend(second)
+    assert read(second, hashes) == 400
+
+
+def test_restoring_foreign_blocks_from_the_middle(host: Host) -> None:
+    first, second = pair(host)
+    hashes = chain(first, 5)
+    fill(first, hashes)
+    tend(second)
+    lease = second.acquire(hashes, deadline=None)
+    seen: list[int] = []
+    assert second.restore(lease, first=3, sink=lambda blocks, _: seen.extend(blocks)) == 5
+    assert seen == [3, 4]
+
+
+def test_a_block_rewritten_after_the_lease_is_a_stale_miss(host: Host, frozen: None) -> None:
+    first, second = pair(host, blocks=4)
+    hashes = chain(first, 4)
+    fill(first, hashes)
+    tend(second)
+    leaf_gone = lambda: fill(first, chain(first, 2, seed=1))  # noqa: E731
+    assert read(second, hashes, while_leased=leaf_gone) == 2, "the prefix that arrived is used"
+    counts = second.counters()
+    assert counts["cache_stale_blocks_total"] == 1
+    assert counts["cache_corrupt_blocks_total"] == counts["cache_unreadable_blocks_total"] == 0
+    assert second.lookup(hashes) == 2
+    assert read(first, chain(first, 2, seed=1)) == 2, "the writer's block was left alone"
+
+
+@pytest.mark.parametrize("offset", [0, 4, 8, 12, 16, 24, 28, 32, 48, 64, 80, 88, 96, 112, 128, 200, 383])
+def test_a_flipped_byte_in_a_foreign_slot_is_a_miss_and_left_alone(
+    host: Host, frozen: None, offset: int
+) -> None:
+    first, second = pair(host)
+    hashes = chain(first, 4)
+    fill(first, hashes)
+    tend(second)
+    slots = slots_of(host.arenas()[0])
+    headers = slots[:, :HEADER_NBYTES].copy().view(HEADER_DTYPE)[:, 0]
+    row = next(row for row, header in enumerate(headers) if bytes(header["hash"]) == hashes[2])
+    slots[row, offset] ^= 0x40
+    before = slots.copy()
+    assert read(second, hashes) == 2
+    assert second.counters()["cache_stale_blocks_total"] == 1
+    assert (slots == before).all()
+    assert write(second, hashes, 2), "it can be written here"
+    assert read(second, hashes) == 4
+
+
+def test_evicted_and_reused_slots_are_forgotten_by_the_next_scan(host: Host, frozen: None) -> None:
+    first, second = pair(host, blocks=6)
+    old, new = chain(first, 6), chain(first, 4, seed=1)
+    fill(first, old)
+    tend(second)
+    assert second.lookup(old) == 6
+    fill(first, new)
+    assert second.lookup(new) == 0
+    tend(second)
+    assert second.lookup(new) == 4
+    assert second.lookup(old) == 2
+    assert second.counters()["cache_foreign_blocks"] == 6
+    assert read(second, new) == 4
+    assert second.counters()["cache_stale_blocks_total"] == 0
+
+
+def test_headers_are_scanned_only_when_somebody_asked(host: Host, frozen: None) -> None:
+    first, second = pair(host)
+    tend(second)
+    fill(first, chain(first, 3))
+    second._tend()
+    assert second.counters()["cache_foreign_blocks"] == 0
+    second.acquire([], deadline=None).release()
+    second._tend()
+    assert second.counters()["cache_foreign_blocks"] == 3
+
+
+def test_a_free_slot_takes_a_copy_but_nothing_is_evicted_for_one(host: Host, frozen: None) -> None:
+    first, second = pair(host, blocks=4)
+    shared, own = chain(first, 3), chain(first, 3, seed=1)
+    fill(first, shared)
+    fill(second, own)
+    tend(second)
+    assert fill(second, shared) == 1, "one slot was free"
+    assert second.counters()["cache_evicted_blocks_total"] == 0
+    assert second.counters()["cache_full_refusals_total"] == 0
+    assert second.lookup(own) == 3
+    assert read(second, shared) == 3
+
+
+def test_a_foreign_prefix_can_be_continued_even_at_the_cost_of_others(host: Host, frozen: None) -> None:
+    first, second = pair(host, blocks=4)
+    hashes = chain(first, 6)
+    fill(first, hashes[:4])
+    fill(second, chain(first, 4, seed=1))
+    tend(second)
+    assert fill(second, hashes) == 2
+    assert second.counters()["cache_evicted_blocks_total"] == 2
+    assert read(second, hashes) == 6
+    second.check_integrity()
+
+
+def test_unused_foreign_blocks_expire_and_used_ones_do_not(host: Host, frozen: None) -> None:
+    first, second = (host.open(blocks=64, arena_bytes=32 * STRIDE, ttl_s=10.0) for _ in range(2))
+    idle, busy = chain(first, 3), chain(first, 3, seed=1)
+    for hashes in (idle, busy):
+        fill(first, hashes)
+    tend(second)
+    for _ in range(2):
+        host.clock.now += 6
+        assert read(second, busy) == 3
+    assert second.lookup(idle) == 0
+    assert second.acquire(idle, deadline=None).blocks == 0
+    assert fill(second, idle) == 3
+
+
+def test_a_deleted_arena_is_let_go(host: Host, frozen: None) -> None:
+    first, second = pair(host)
+    hashes = chain(first, 3)
+    fill(first, hashes)
+    tend(second)
+    path = host.arenas()[0]
+
+    def delete() -> None:
+        path.unlink()
+        second._tend()
+
+    assert read(second, hashes, while_leased=delete) == 0
+    assert second.counters()["cache_stale_blocks_total"] == 1
+    assert second.counters()["cache_foreign_arenas"] == 0
+    assert second.lookup(hashes) == 0
+    first.close()
+    assert not [line for line in held_in(host.directory) if "_0.arena" in line], "its memory is free"
+
+
+def test_an_arena_taken_over_under_a_lease_costs_that_lease_its_rest(host: Host, frozen: None) -> None:
+    holder = host.open(blocks=8)
+    hashes = chain(holder, 4)
+    fill(holder, hashes)
+    waiting = host.open(blocks=8)
+
+    def take_over() -> None:
+        holder.close()
+        waiting._tend()
+
+    assert read(waiting, hashes, while_leased=take_over) == 0
+    assert read(waiting, hashes) == 4
+    waiting.check_integrity()
+
+
+def test_an_arena_cut_by_a_stranger_costs_hits_and_nothing_else(host: Host, frozen: None) -> None:
+    first, second = pair(host)
+    hashes = chain(first, 6)
+    fill(first, hashes)
+    tend(second)
+    os.truncate(host.arenas()[0], STRIDE)
+    assert read(second, hashes) == 0
+    tend(second)
+    assert second.counters()["cache_stale_blocks_total"] == 1
+
+
+def test_an_arena_that_others_read_is_not_cut_under_them(host: Host, frozen: None) -> None:
+    """Touching a page that a mapped file lost kills the process: the arena is replaced instead."""
+    first = host.open(blocks=64, arena_bytes=32 * STRIDE)
+    hashes = chain(first, 5)
+    fill(first, hashes)
+    reader = host.open(blocks=64, arena_bytes=16 * STRIDE)
+    inode = host.arenas()[0].stat().st_ino
+    first.close()
+    smaller = host.open(blocks=64, arena_bytes=8 * STRIDE)
+    assert smaller.counters()["cache_slots"] == 8
+    assert read(reader, hashes) == 5, "what is mapped stays whole"
+    assert inode not in [path.stat().st_ino for path in host.arenas()]
+
+
+@pytest.mark.parametrize("tamper", ["chmod", "link"])
+def test_what_cannot_be_an_arena_is_not_read(host: Host, frozen: None, tamper: str) -> None:
+    first = host.open(blocks=64, arena_bytes=32 * STRIDE)
+    fill(first, chain(first, 3))
+    (path,) = host.arenas()
+    if tamper == "chmod":
+        path.chmod(0o644)
+    else:
+        os.link(path, path.with_name("second-name"))
+    second = host.open(blocks=64, arena_bytes=32 * STRIDE)
+    assert second.counters()["cache_foreign_arenas"] == 0
+    assert second.lookup(chain(first, 3)) == 0
+
+
+def test_other_nodes_and_clusters_are_not_read(host: Host, frozen: None) -> None:
+    first = host.open()
+    fill(first, chain(first, 3))
+    for others in ({"node": "node-2"}, {"cluster": "other"}):
+        assert host.open(**others).counters()["cache_foreign_arenas"] == 0
+
+
+def test_closing_unmaps_everything(host: Host, frozen: None) -> None:
+    first, second = pair(host)
+    fill(first, chain(first, 3))
+    tend(second)
+    assert read(second, chain(first, 3)) == 3
+    first.close()
+    assert held_in(host.directory)
+    second.close()
+    assert not held_in(host.directory)
