@@ -18,6 +18,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -218,7 +219,8 @@ class ArenaFiles:
 
     def _discard(self, fd: int, path: str) -> None:
         """Delete a file that we locked."""
-        os.unlink(path)
+        with suppress(FileNotFoundError):  # somebody else did
+            os.unlink(path)
         os.close(fd)
 
     def _open(self, path: str) -> int | None:

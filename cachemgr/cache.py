@@ -235,7 +235,10 @@ class HostCache:
         pause = _TEND_INTERVAL_S
         while not self._closed.wait(pause):
             started = time.thread_time()
-            self._tend()
+            try:
+                self._tend()
+            except OSError as error:  # the next round may do better; until then others' news are misses
+                log.warning("arenas not tended: %s", error)
             pause = max(_TEND_INTERVAL_S, _TEND_SHARE * (time.thread_time() - started))
 
     def _attach(self, arena: Arena) -> None:

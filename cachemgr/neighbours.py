@@ -13,6 +13,7 @@ Threads: one tends (`tend`, `close`), without the cache's lock; `views` is read 
 
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from cachemgr.shard import ShardOpener
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 128  # the residence takes so many under one hold of its lock
 _FileId = tuple[int, int]
 
 
@@ -83,8 +85,8 @@ class Neighbours:
     def _drop(self, key: tuple[str, _FileId]) -> None:
         neighbour = self._known.pop(key)
         self._publish_views()
-        rows = np.flatnonzero(neighbour.tags.any(axis=1))
-        self._residence.update_foreign(gone=_entries(neighbour, rows), came=[])
+        for part in _entries(neighbour, np.flatnonzero(neighbour.tags.any(axis=1))):
+            self._residence.forget_foreign(part)
 
     def _publish_views(self) -> None:
         self.views = tuple(neighbour.arena for neighbour in self._known.values())
@@ -99,17 +101,21 @@ class Neighbours:
         changed = np.flatnonzero((tags != neighbour.tags).any(axis=1))
         if not len(changed):
             return
-        gone = _entries(neighbour, changed[neighbour.tags[changed].any(axis=1)])
+        for part in _entries(neighbour, changed[neighbour.tags[changed].any(axis=1)]):
+            self._residence.forget_foreign(part)
         neighbour.tags = tags
         neighbour.names[changed] = headers["hash"][changed]
-        came = _entries(neighbour, changed[tags[changed].any(axis=1)])
-        self._residence.update_foreign(gone=gone, came=came)
+        for part in _entries(neighbour, changed[tags[changed].any(axis=1)]):
+            self._residence.add_foreign(part)
 
 
-def _entries(neighbour: _Neighbour, rows: npt.NDArray[np.intp]) -> list[tuple[BlockHash, int]]:
-    names: list[BlockHash] = neighbour.names[rows].tolist()
-    slots: list[int] = (neighbour.arena.slots.start + rows).tolist()
-    return list(zip(names, slots, strict=True))
+def _entries(neighbour: _Neighbour, rows: npt.NDArray[np.intp]) -> Iterator[Sequence[tuple[BlockHash, int]]]:
+    """(name, slot) of `rows`, a few at a time: the step loop must not wait for a long conversion."""
+    for start in range(0, len(rows), _AT_ONCE):
+        part = rows[start : start + _AT_ONCE]
+        names: list[BlockHash] = neighbour.names[part].tolist()
+        slots: list[int] = (neighbour.arena.slots.start + part).tolist()
+        yield list(zip(names, slots, strict=True))
 
 
 def _file_id(path: str) -> _FileId | None:

@@ -213,21 +213,20 @@ class Residence:
                     self._order.offer_first(slot)
                 self._counts.unreadable_blocks += len(part)
 
-    def update_foreign(
-        self, *, gone: Sequence[tuple[BlockHash, int]], came: Sequence[tuple[BlockHash, int]]
-    ) -> None:
-        """What another process unpublished and published, as (name, slot)."""
-        for part in _slices(gone):
-            with self._lock:
-                for name, slot in part:
-                    self._foreign.remove(name, slot)
+    def add_foreign(self, blocks: Sequence[tuple[BlockHash, int]]) -> None:
+        """Another process published these; (name, slot), at most a slice."""
         now = self._clock()
-        for part in _slices(came):
-            with self._lock:
-                if self._closed:
-                    return
-                for name, slot in part:
-                    self._foreign.add(name, slot, now=now)
+        with self._lock:
+            if self._closed:
+                return
+            for name, slot in blocks:
+                self._foreign.add(name, slot, now=now)
+
+    def forget_foreign(self, blocks: Sequence[tuple[BlockHash, int]]) -> None:
+        """Another process unpublished these; (name, slot), at most a slice."""
+        with self._lock:
+            for name, slot in blocks:
+                self._foreign.remove(name, slot)
 
     def gauges(self) -> dict[str, float]:
         """Resident blocks and pins, now."""

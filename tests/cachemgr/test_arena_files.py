@@ -8,14 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from cachemgr import BlockFormat, CacheSettings, HostCache, open_cache
+from cachemgr import BlockFormat, HostCache
 from cachemgr.arena import create_locked, open_locked
 from cachemgr.arena_files import ArenaFiles, geometry_digest
 from cachemgr.shard import slot_nbytes
-from tests.cachemgr.host import FORMAT, SECRETS, Host, chain, fill, read
+from tests.cachemgr.host import FORMAT, Host, chain, fill, read
 
 STRIDE = slot_nbytes(FORMAT.payload_nbytes)
 WIDER = BlockFormat(FORMAT.kv_identity, "float32", layers=3, kv_heads=1, head_dim=4, block_tokens=4)
@@ -136,69 +135,6 @@ def test_a_symlink_put_in_the_place_of_an_open_arena_is_never_followed(host: Hos
     cache.close()
     host.open()
     assert target.read_bytes() == b"precious"
-
-
-def test_unlocked_arenas_of_another_geometry_or_layout_go_when_their_room_is_needed(host: Host) -> None:
-    host.open().close()
-    (old,) = host.arenas()
-    future = old.with_name(old.name.replace("_v1_", "_v9_"))
-    future.write_bytes(bytes(STRIDE))
-    future.chmod(0o600)
-    bystanders = [old.with_name(name) for name in (old.name.replace("node-1", "node-2"), "other.arena")]
-    for path in bystanders:
-        path.write_bytes(b"")
-        path.chmod(0o600)
-    wider = host.open(block_format=WIDER)
-    assert slots(wider) == 64
-    assert not old.exists()
-    assert not future.exists()
-    assert all(path.exists() for path in bystanders)
-
-
-def test_two_models_stay_warm_whatever_the_order_they_restart_in(host: Host) -> None:
-    nbytes = 64 * STRIDE
-    wide_blocks = nbytes // slot_nbytes(WIDER.payload_nbytes)
-    for first_format in (FORMAT, WIDER):
-        plain = host.open(arena_bytes=nbytes // 2)
-        wider = host.open(blocks=wide_blocks, block_format=WIDER)
-        hashes = chain(plain, 5)
-        wide_hashes = wider.hashes(np.arange(20), namespace="org")
-        fill(plain, hashes)
-        for index in range(5):
-            pending = wider.prepare(wide_hashes, index)
-            if pending is not None:
-                wider.commit(pending)
-        plain.close()
-        wider.close()
-        if first_format is FORMAT:
-            plain, wider = host.open(), host.open(blocks=wide_blocks, block_format=WIDER)
-        else:
-            wider, plain = host.open(blocks=wide_blocks, block_format=WIDER), host.open()
-        assert plain.lookup(hashes) == 5
-        assert wider.lookup(wide_hashes) == 5
-        assert sum(path.stat().st_size for path in host.arenas()) <= nbytes
-        plain.close()
-        wider.close()
-
-
-def test_by_default_a_second_model_finds_room(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachemgr.arena_files.default_bound", lambda *_, held: 64 * STRIDE)
-    settings = CacheSettings(directory=str(host.directory))
-    caches = [open_cache(block_format, settings, SECRETS) for block_format in (FORMAT, WIDER)]
-    assert slots(caches[0]) == 32
-    assert slots(caches[1]) == 32 * STRIDE // slot_nbytes(WIDER.payload_nbytes) > 0
-    for cache in caches:
-        cache.close()
-
-
-def test_a_locked_arena_of_another_geometry_stays_and_counts(host: Host) -> None:
-    nbytes = 64 * STRIDE
-    cache = host.open(arena_bytes=nbytes // 2)
-    other = host.open(blocks=nbytes // slot_nbytes(WIDER.payload_nbytes), block_format=WIDER)
-    assert slots(cache) == 32
-    assert slots(other) > 0
-    assert sum(path.stat().st_size for path in host.arenas()) <= nbytes
-    assert fill(cache, chain(cache, 5)) == 5
 
 
 def test_a_lowered_bound_cuts_what_is_there(host: Host) -> None:
