@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from engines.contract import CONTRACT_VERSION, LaneId
 from engines.decoder import Decoder, kv_digest, weight_shapes
 from engines.errors import BuildError
-from engines.graph_onnxruntime import PRECISIONS, Precision, build_onnxruntime_graph
+from engines.graph_onnxruntime import Precision, build_onnxruntime_graph, check_decoder
 from engines.kernel_class import kernel_class
 from engines.manifest import (
     FORMAT,
@@ -35,6 +35,7 @@ from engines.manifest import (
 from engines.onnx_emit import WEIGHTS_FILE, EmittedGraph
 from engines.options import EngineOptions
 from engines.ort import OrtEngine, cache_positions
+from engines.smoothing import SmoothedDecoder, smooth
 
 GRAPH_FILE = "graph.onnx"
 TOKENIZER_FILE = "tokenizer.json"
@@ -80,7 +81,13 @@ def build_release(
     """
     _check(decoder, options, model, release)
     positions = cache_positions(options.max_seq_len, options.block_tokens)
-    graph = build_onnxruntime_graph(decoder, precision=options.precision, positions=positions)
+    progress("measure activations", 0.0)
+    quantised = options.precision != "fp32"
+    smoothed = smooth(decoder) if quantised else SmoothedDecoder(decoder, embed_divisor=None)
+    decoder = smoothed.decoder
+    graph = build_onnxruntime_graph(
+        decoder, precision=options.precision, positions=positions, embed_divisor=smoothed.embed_divisor
+    )
     out_dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".building-", dir=out_dir))
     try:
@@ -99,8 +106,7 @@ def build_release(
 
 def _check(decoder: Decoder, options: BuildOptions, model: str, release: int) -> None:
     config, g = decoder.config, decoder.config.geometry
-    if options.precision not in PRECISIONS:
-        raise BuildError(f"precision: must be one of {', '.join(PRECISIONS)}, got {options.precision!r}")
+    check_decoder(decoder, options.precision)
     if not model:
         raise BuildError("model: must not be empty")
     block = options.block_tokens

@@ -26,8 +26,7 @@ from onnx import TensorProto
 from engines.decoder import Decoder
 from engines.errors import BuildError
 from engines.onnx_emit import EmittedGraph, GraphEmitter
-from engines.onnx_linears import CONTRIB, FLOAT, BlockLinears, FloatLinears, Linears
-from engines.quantise import BLOCK
+from engines.onnx_linears import BLOCK, CONTRIB, FLOAT, BlockLinears, FloatLinears, Floats, Linears
 from engines.rope import rotary_tables
 
 Precision = Literal["int8", "int4", "fp32"]
@@ -41,19 +40,27 @@ _HEAD_DIM_MULTIPLE = 16
 _FFN_MULTIPLE = 16  # elementwise kernels round a tail shorter than a vector differently
 
 
-def build_onnxruntime_graph(decoder: Decoder, *, precision: Precision, positions: int) -> EmittedGraph:
-    """The graph for lanes of up to `positions` cache positions. BuildError names what is unsupported."""
-    _check(decoder, precision)
+def build_onnxruntime_graph(
+    decoder: Decoder, *, precision: Precision, positions: int, embed_divisor: Floats | None = None
+) -> EmittedGraph:
+    """The graph for lanes of up to `positions` cache positions. BuildError names what is unsupported.
+
+    `embed_divisor` belongs to a smoothed decoder (see smoothing), which only quantised precisions take.
+    """
+    check_decoder(decoder, precision)
     emitter = GraphEmitter("tensorcache_onnxruntime")
-    linears: Linears = (
-        FloatLinears(decoder, emitter)
-        if precision == "fp32"
-        else BlockLinears(decoder, emitter, bits=8 if precision == "int8" else 4)
-    )
+    linears: Linears
+    if precision == "fp32":
+        assert embed_divisor is None, "a smoothed decoder in fp32"
+        linears = FloatLinears(decoder, emitter)
+    else:
+        bits = 8 if precision == "int8" else 4
+        linears = BlockLinears(decoder, emitter, bits=bits, embed_divisor=embed_divisor)
     return _DecoderGraph(decoder, emitter, linears, positions=positions).build()
 
 
-def _check(decoder: Decoder, precision: Precision) -> None:
+def check_decoder(decoder: Decoder, precision: Precision) -> None:
+    """Raise BuildError if no graph of this precision can be built."""
     config, g = decoder.config, decoder.config.geometry
     if precision not in PRECISIONS:
         raise BuildError(f"precision: must be one of {', '.join(PRECISIONS)}, got {precision!r}")

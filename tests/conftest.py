@@ -105,8 +105,8 @@ def _cached_release(request: pytest.FixtureRequest, precision: str) -> Path:
 
 def _sources_digest() -> str:
     names = (
-        "build", "contract", "decoder", "gguf", "gguf_tokenizer", "graph_onnxruntime", "kernel_class",
-        "manifest", "onnx_emit", "onnx_linears", "quantise", "rope",
+        "build", "calibration", "contract", "decoder", "gguf", "gguf_tokenizer", "graph_onnxruntime",
+        "kernel_class", "manifest", "onnx_emit", "onnx_linears", "quantise", "rope", "smoothing",
     )  # fmt: skip
     digest = hashlib.sha256(f"{os.uname().machine} {_cpu_flags()}".encode())
     for name in names:

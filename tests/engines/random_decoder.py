@@ -13,7 +13,7 @@ VOCAB = 320
 def random_decoder(
     *, seed: int = 1, tied: bool = True, qkv_bias: bool = False, o_bias: bool = False, qk_norm: bool = False,
     layers: int = 2, kv_heads: int = 2, query_heads: int = 4, head_dim: int = 32, context: int = 8192,
-    attention_factor: float = 1.0,
+    ffn: int = 256, attention_factor: float = 1.0,
 ) -> Decoder:  # fmt: skip
     """Weights of about unit gain; the embedding is large, so that greedy margins are wide."""
     geometry = Geometry(
@@ -25,7 +25,7 @@ def random_decoder(
         vocab_size=VOCAB,
     )
     config = DecoderConfig(
-        architecture="llama", geometry=geometry, ffn=224, norm_eps=1e-5,
+        architecture="llama", geometry=geometry, ffn=ffn, norm_eps=1e-5,
         rope_inv_freq=tuple(float(np.float32(f)) for f in default_frequencies(10000.0, head_dim)),
         rope_attention_factor=attention_factor, context=context, tied_embedding=tied, qkv_bias=qkv_bias,
         o_bias=o_bias, qk_norm=qk_norm, eos_token_ids=(0,), bos_token_id=None, add_bos=False,

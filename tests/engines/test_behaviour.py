@@ -36,7 +36,14 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     decoder = random_decoder()
     if features:
         decoder = random_decoder(
-            tied=False, qkv_bias=True, o_bias=True, qk_norm=True, kv_heads=1, attention_factor=1.2, layers=3
+            tied=False,
+            qkv_bias=True,
+            o_bias=True,
+            qk_norm=True,
+            kv_heads=1,
+            attention_factor=1.2,
+            layers=3,
+            ffn=224,
         )
     options = BuildOptions(
         precision=precision, lanes=4, max_seq_len=240, block_tokens=16, max_prefill_tokens=128
