@@ -16,7 +16,7 @@ from engines.rope import rotary_tables
 
 Floats = npt.NDArray[np.float32]
 
-# Prose, numbers, code, questions, lists: what people send. About 250 tokens are plenty for one number a channel.
+# What people send: prose, numbers, code, questions, lists. 250 tokens are plenty for one number a channel.
 TEXT = """Once upon a time, in a small village by the sea, there lived an old fisherman who had three \
 daughters. Every morning he went out with his boat before the sun rose, and every evening he came home with \
 what the sea had given him. The capital of France is Paris, and about 2,100,000 people lived there in 2019.
