@@ -3,7 +3,9 @@
 A fork of this small process is a new writer in milliseconds, a new interpreter takes half a second.
 """
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,13 +67,21 @@ def write_forever(settings: CacheSettings) -> None:
             print(os.getpid(), flush=True)
 
 
+def die_with_parent() -> None:
+    """A test run that is killed leaves no writer behind."""
+    pr_set_pdeathsig = 1
+    assert ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL) == 0
+
+
 def main(directory: str, arena_bytes: str) -> None:
+    die_with_parent()
     settings = Host(Path(directory)).settings(
         blocks=ROOM, block_format=BIG_FORMAT, arena_bytes=int(arena_bytes) if arena_bytes else None
     )
     for _ in sys.stdin:
         child = os.fork()
         if child == 0:
+            die_with_parent()
             write_forever(settings)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
