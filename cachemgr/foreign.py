@@ -3,6 +3,8 @@
 Foreign slots are numbered from `FIRST_FOREIGN_SLOT` up, so that a run of slots can mix own and foreign ones.
 They are never pinned, erased or evicted from here: their writer may reuse one at any moment, so an entry is
 a hint and the check of the copy decides. An entry expires when this process has not used it for the TTL.
+Of two processes that hold a block the one found last counts; when that copy goes, the other is not searched
+for, and the block is a miss.
 
 Threads: no lock inside; the cache's one lock guards every call.
 """

@@ -224,6 +224,39 @@ def test_a_deleted_arena_is_let_go(host: Host, frozen: None) -> None:
     assert not [line for line in held_in(host.directory) if "_0.arena" in line], "its memory is free"
 
 
+def test_a_free_arena_that_does_not_fit_is_read_whole(host: Host, frozen: None) -> None:
+    first, second = pair(host, blocks=20)
+    chains = [chain(first, 18), chain(first, 18, seed=1)]
+    for cache, hashes in zip((first, second), chains, strict=True):
+        fill(cache, hashes)
+    second.close()
+    first.close()
+    third = host.open(blocks=40, arena_bytes=30 * STRIDE)
+    assert [read(third, hashes) for hashes in chains] == [18, 18]
+    assert third.counters()["cache_slots"] == 20
+    assert third.counters()["cache_foreign_hit_blocks_total"] == 18
+    third._tend()
+    assert [path.stat().st_size for path in host.arenas()] == [20 * STRIDE] * 2
+
+
+def test_a_block_in_two_foreign_arenas_is_one_entry(host: Host, frozen: None) -> None:
+    holders = [host.open(blocks=24, arena_bytes=8 * STRIDE) for _ in range(2)]
+    hashes = chain(holders[0], 3)
+    for cache in holders:
+        assert fill(cache, hashes) == 3
+    reader = host.open(blocks=24, arena_bytes=8 * STRIDE)
+    assert read(reader, hashes) == 3
+    assert reader.counters()["cache_foreign_blocks"] == 3
+    assert len(reader._residence._foreign._used) == 3, "nothing is kept of the copy that is not used"
+    host.arenas()[0].unlink()
+    reader._tend()
+    assert read(reader, hashes) == 3
+    host.arenas()[0].unlink()
+    reader._tend()
+    assert reader.lookup(hashes) == 0
+    assert not reader._residence._foreign._used
+
+
 def test_an_arena_taken_over_under_a_lease_costs_that_lease_its_rest(host: Host, frozen: None) -> None:
     holder = host.open(blocks=8)
     hashes = chain(holder, 4)
