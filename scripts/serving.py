@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import os
 import secrets
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from scripts.arguments import add_address, address_from, path
 from scripts.console import say, working
 from scripts.environment import inherited
+from scripts.interruption import Interruption
 from scripts.ports import require_free
 from scripts.server_process import ServerProcess
 from scripts.supervisor import Supervisor, SupervisorSettings, Surroundings
@@ -57,22 +57,17 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
 @contextlib.contextmanager
 def supervised(arguments: argparse.Namespace) -> Iterator[Serving]:
     """Bring Triton up, hand it over, and take it down on the way out, on errors, SIGINT and SIGTERM alike."""
+    interruption = Interruption()
     launch = _launch(arguments)
-    supervisor = _supervisor(launch, triton=arguments.triton)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    supervisor = _supervisor(launch, triton=arguments.triton, interruption=interruption)
+    interruption.install()
     try:
         with working(f"start Triton with {', '.join(launch.models)}"):
             supervisor.bring_up()
         yield Serving(address=launch.address, models=launch.models, supervisor=supervisor)
     finally:
-        _without_interrupts(supervisor)
-
-
-def _without_interrupts(supervisor: Supervisor) -> None:
-    """Stop; a second Ctrl-C must not leave half of it running. Stopping has a limit of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    supervisor.shut_down()
+        interruption.ignore()  # stopping has a limit of its own
+        supervisor.shut_down()
 
 
 def _launch(arguments: argparse.Namespace) -> TritonLaunch:
@@ -102,7 +97,7 @@ def admin_key(file: Path) -> str:
     return file.read_text().strip()
 
 
-def _supervisor(launch: TritonLaunch, *, triton: Path | None) -> Supervisor:
+def _supervisor(launch: TritonLaunch, *, triton: Path | None, interruption: Interruption) -> Supervisor:
     install = find_triton(triton)
     lay_out_python_backend(install, launch.backends)
     command = server_command(install, launch)
@@ -112,7 +107,7 @@ def _supervisor(launch: TritonLaunch, *, triton: Path | None) -> Supervisor:
         start=lambda: ServerProcess(command, environment=environment, log=launch.log),
         cleanup=lambda: remove_leftovers(launch.shm_prefix),
         control=TritonHttp(launch.address, admin_key=launch.admin_key),
-        around=Surroundings(clock=time.monotonic, pause=time.sleep, report=_report),
+        around=Surroundings(clock=time.monotonic, pause=interruption.pause, report=_report),
         settings=SupervisorSettings(),
     )
 
