@@ -4,11 +4,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from cachemgr import BlockFormat, HostCache
-from cachemgr.arena_files import geometry_digest
 from tests.cachemgr.host import Host, chain, payload_of
 
 PEER_FORMAT = BlockFormat(b"identity of test", "float32", layers=4, kv_heads=4, head_dim=64, block_tokens=4)
@@ -29,27 +28,18 @@ class Peer:
 
     def ask(self, *words: object) -> int:
         """Say a command and wait for its answer."""
-        self.say(*words)
-        return self._hear()
-
-    def say(self, *words: object) -> None:
-        """Say a command whose answer nobody waits for."""
         assert self._process.stdin
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
+        return self._hear()
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """SIGKILL, and wait until it is gone. Nothing if it ended before."""
         self._process.kill()
-        self._end()
+        self.close()
 
     def close(self) -> None:
         """Let it end by itself: it closes its cache."""
-        assert self._process.stdin
-        if not self._process.stdin.closed:
-            self._end()
-
-    def _end(self) -> None:
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
@@ -61,10 +51,10 @@ class Peer:
         return int(self._process.stdout.readline())
 
 
-def fill_peer(cache: HostCache, blocks: int, *, seed: int, first: int = 0) -> int:
-    """Commit blocks first … of a chain; how many were written."""
+def fill_peer(cache: HostCache, blocks: int, *, seed: int) -> int:
+    """Commit a chain of so many blocks; how many were written."""
     hashes, written = chain(cache, blocks, seed=seed), 0
-    for index in range(first, blocks):
+    for index in range(blocks):
         pending = cache.prepare(hashes, index)
         if pending is not None:
             pending.payload[:] = payload_of(hashes[index], PEER_FORMAT)
@@ -73,11 +63,11 @@ def fill_peer(cache: HostCache, blocks: int, *, seed: int, first: int = 0) -> in
     return written
 
 
-def churn(cache: HostCache, *, seeds: int, blocks: int) -> Iterator[int]:
-    """Write chain after chain through too few slots, for ever."""
+def churn(cache: HostCache, *, seeds: int, blocks: int) -> NoReturn:
+    """Write chain after chain through too few slots, until killed."""
     while True:
         for seed in range(seeds):
-            yield fill_peer(cache, blocks, seed=seed)
+            fill_peer(cache, blocks, seed=seed)
 
 
 def main(directory: str, blocks: str, *settings: str) -> None:
@@ -93,11 +83,9 @@ def main(directory: str, blocks: str, *settings: str) -> None:
             print(fill_peer(cache, values[1], seed=values[0]), flush=True)
         elif verb == "churn":
             print(0, flush=True)
-            for _ in churn(cache, seeds=values[0], blocks=values[1]):
-                pass
+            churn(cache, seeds=values[0], blocks=values[1])
     host.close()
 
 
 if __name__ == "__main__":
-    assert geometry_digest(PEER_FORMAT)
     main(*sys.argv[1:])

@@ -26,7 +26,7 @@ def start_peer(host: Host) -> Iterator[Callable[..., Peer]]:
 
     yield start
     for peer in peers:
-        peer.close()
+        peer.kill()  # one that a failed test left churning would not end by itself
 
 
 @pytest.fixture
