@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM as an exception that cannot get lost.
 
-An exception raised by a signal handler is swallowed if the handler happens to run inside a destructor or a callback
-of the interpreter. So the request to stop is also remembered, and raised again at the next pause.
+An exception raised by a signal handler is swallowed if the handler happens to run inside a destructor or a
+callback of the interpreter. So the request to stop is also remembered, and raised again at the next pause.
 """
 
 import signal
