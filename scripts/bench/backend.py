@@ -21,7 +21,7 @@ from scripts.bench.subject import Subject
 
 _PROMPT = 64
 _ANSWER = 96
-_NULL_STEPS = 400
+_NULL_STEPS = 2000  # long enough that even 64 requests, parsed one by one, run together
 _LONG_PROMPT = 1500
 _SAMPLED_ROWS = 32
 

@@ -46,14 +46,14 @@ def _plain(row: Row) -> Row:
 
 
 def number_text(value: float | None) -> str:
-    """Three significant digits, plainly written."""
+    """Four significant digits, plainly written."""
     if value is None:
         return "-"
     if not math.isfinite(value):
         return str(value)
-    if value == 0 or abs(value) >= 100:
+    if value == 0 or abs(value) >= 1000:
         return f"{value:.0f}"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(decimals, 6)}f}"
 
 

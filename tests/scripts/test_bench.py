@@ -244,9 +244,9 @@ def test_the_table_is_aligned_and_shows_each_verdict() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (0.0512, "0.0512"), (2.914, "2.91"), (1234.5, "1234"), (0, "0"), (45.678, "45.7")],
+    [(None, "-"), (0.05123, "0.05123"), (1.00361, "1.004"), (1234.5, "1234"), (0, "0"), (45.678, "45.68")],
 )
-def test_numbers_keep_three_digits(value: float | None, text: str) -> None:
+def test_numbers_keep_four_digits(value: float | None, text: str) -> None:
     assert report.number_text(value) == text
 
 
