@@ -3,6 +3,7 @@
 CommandError
 ├── UsageError      arguments that cannot work together, a path that is not there, a port that is taken
 ├── TritonError     Triton is missing, did not start, or refused a request
+│   └── TritonCrashed   a signal ended it while it was starting: not our input, worth a second try
 └── RejectedError   the answer of a check is no: a release that is refused, a demo that did not hold
 """
 
@@ -21,6 +22,10 @@ class UsageError(CommandError):
 
 class TritonError(CommandError):
     """The server is not there, or said no."""
+
+
+class TritonCrashed(TritonError):
+    """A signal ended the server."""
 
 
 class RejectedError(CommandError):

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from scripts.backoff import Backoff
-from scripts.errors import TritonError
+from scripts.errors import TritonCrashed, TritonError
 from scripts.server_process import StubProcess
 from scripts.triton_http import ProbeResult
 
@@ -145,7 +145,18 @@ class Supervisor:
         self._next_probe = 0.0
 
     def bring_up(self) -> None:
-        """Start Triton and return once every model gave a token; TritonError says why it did not."""
+        """Start Triton and return once every model gave a token; TritonError says why it did not.
+
+        A server that a signal ended while it was starting is started once more.
+        """
+        try:
+            self._bring_up()
+        except TritonCrashed as error:
+            self._around.report(f"{error}\nstarting it once more")
+            self.shut_down()
+            self._bring_up()
+
+    def _bring_up(self) -> None:
         self._server = self._start()
         self._wait_until_ready(self._server)
         for model in self._models:
@@ -195,7 +206,8 @@ class Supervisor:
         while not self._control.server_ready():
             code = server.exit_code()
             if code is not None:
-                raise TritonError(f"tritonserver ended with {code} while starting:\n{server.log_tail()}")
+                kind = TritonCrashed if code < 0 else TritonError
+                raise kind(f"tritonserver ended with {code} while starting:\n{server.log_tail()}")
             self._raise_if_refused()
             if self._around.clock() > limit:
                 raise TritonError(

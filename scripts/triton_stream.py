@@ -53,9 +53,12 @@ def stream_answer(
         started = time.monotonic()
         client.async_stream_infer(model, tensors, enable_empty_final_response=True)
         try:
-            return _read(replies, started=started, on_text=on_text, limit_s=limit_s)
-        finally:
+            answer = _read(replies, started=started, on_text=on_text, limit_s=limit_s)
+        except BaseException:
             client.stop_stream(cancel_requests=True)
+            raise
+        client.stop_stream()  # cancelling a request that has ended makes Triton keep its model for ever
+        return answer
 
 
 def _read(

@@ -249,6 +249,34 @@ def test_bring_up_says_why_the_server_ended() -> None:
         rig.supervisor.bring_up()
 
 
+def test_a_server_that_crashed_while_starting_is_started_once_more() -> None:
+    rig = Rig("m", control=FakeControl(ready=False))
+
+    def start() -> FakeServer:
+        rig.control.ready = len(rig.servers) == 1
+        rig.servers.append(FakeServer({"m"}, code=None if rig.control.ready else -6))
+        return rig.server
+
+    rig.supervisor._start = start
+    rig.supervisor.bring_up()
+    assert len(rig.servers) == 2
+    assert rig.servers[0].killed
+    assert rig.events == ["tritonserver ended with -6 while starting:\nE1 the reason\nstarting it once more"]
+
+
+def test_a_server_that_crashes_twice_is_not_started_a_third_time() -> None:
+    rig = Rig("m", control=FakeControl(ready=False))
+
+    def start() -> FakeServer:
+        rig.servers.append(FakeServer({"m"}, code=-6))
+        return rig.server
+
+    rig.supervisor._start = start
+    with pytest.raises(TritonError, match="ended with -6"):
+        rig.supervisor.bring_up()
+    assert len(rig.servers) == 2
+
+
 def test_bring_up_has_a_limit() -> None:
     rig = Rig("m", control=FakeControl(ready=False))
     with pytest.raises(TritonError, match="not ready after 10 s"):
