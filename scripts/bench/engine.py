@@ -75,7 +75,7 @@ def decode_seconds(engine: Engine, prompts: Sequence[Tokens], *, steps: int = _S
 def _prefill(subject: Subject, kind: PeerKind, *, tokens: int, rounds: int) -> Iterator[Reading]:
     name = f"engine.prefill{tokens}.vs_{kind}"
     with open_peer(kind, subject.peers) as peer, subject.engine(lanes=1, max_seq_len=2176) as engine:
-        variant = quicker_variant(peer, "prefill", [subject.prompt(tokens) for _ in range(4)])
+        variant = quicker_variant(peer, "prefill", lambda: subject.prompt(tokens))
         paired = alternate(
             lambda: tokens / prefill_seconds(engine, subject.prompt(tokens)),
             lambda: tokens / peer.seconds("prefill", subject.prompt(tokens), variant=variant),
@@ -102,8 +102,7 @@ def _decode_openvino(subject: Subject) -> Iterator[Reading]:
 
 def _peer_decode(subject: Subject, peer: Peer) -> tuple[Callable[[], float], str]:
     """A side that gives the peer's tokens per second for one sequence, and the variant it runs."""
-    prompts = [subject.prompt(_CONTEXT) for _ in range(4)]
-    variant = quicker_variant(peer, "decode", prompts, count=_STEPS)
+    variant = quicker_variant(peer, "decode", lambda: subject.prompt(_CONTEXT), count=_STEPS)
 
     def rate() -> float:
         seconds = peer.seconds("decode", subject.prompt(_CONTEXT), variant=variant, count=_STEPS)

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -155,6 +156,18 @@ def peer(tmp_path: Path) -> Iterator[peers.Peer]:
 def test_a_peer_answers_line_by_line(peer: peers.Peer) -> None:
     assert peer.seconds("prefill", [1, 2, 3], variant="plain") == 0.3
     assert peer.seconds("prefill", [1], variant="plain") == 0.1
+
+
+def test_the_quicker_variant_is_chosen_by_its_best_try() -> None:
+    class Uneven:
+        kind = "llamacpp"
+        seconds_of: ClassVar = {"flash": iter([9.0, 5.0, 2.0]), "plain": iter([0.1, 3.0, 3.0])}
+
+        def seconds(self, op: str, tokens: list[int], *, variant: str) -> float:
+            return next(self.seconds_of[variant])
+
+    chosen = peers.quicker_variant(Uneven(), "prefill", lambda: [1])
+    assert chosen == "flash"  # the 0.1 of the other was its warm-up
 
 
 def test_a_peer_error_is_told_and_the_peer_goes_on(peer: peers.Peer) -> None:
