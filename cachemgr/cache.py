@@ -11,8 +11,8 @@ Blocks in the arenas of the node's other processes are found behind our own and 
 what their writer changed meanwhile is a miss, counted as stale.
 
 Threads: lookup, acquire, hashes and release by any; restore, prepare, commit, abort and close by the step
-loop. One thread tends the arenas: about once a second it takes over what fell free and, if anybody asked for
-blocks since, reads the headers that others published.
+loop. One more thread looks after the arenas: about once a second it takes over what fell free and, if
+anybody asked for blocks since, reads the headers that others published.
 """
 
 import logging
@@ -29,13 +29,13 @@ from cachemgr.arena_files import ArenaFiles
 from cachemgr.block_hash import BlockHasher
 from cachemgr.contract import BlockFormat, BlockHash, Lease, PendingBlock, Sink
 from cachemgr.counts import Counts
-from cachemgr.foreign import FIRST_FOREIGN_SLOT
 from cachemgr.lease import Reservation, SlotLease
-from cachemgr.neighbours import Neighbours
-from cachemgr.residence import Residence
+from cachemgr.other_arenas import OtherArenas
+from cachemgr.other_blocks import FIRST_OTHER_SLOT
 from cachemgr.secrets import CacheSecrets
 from cachemgr.settings import CacheSettings
 from cachemgr.shard import ALIGN, BlockAddress, ShardOpener, ShardSealer, Verdict, address_of
+from cachemgr.slot_table import SlotTable
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,9 @@ _PIECE_NBYTES = 256 << 10
 _BATCH_NBYTES = 1 << 20
 """Small blocks go to the sink together, up to this; a big one goes alone, still hot when imported."""
 
-_TEND_INTERVAL_S = 1.0
+_REFRESH_INTERVAL_S = 1.0
 
-_TEND_SHARE = 50
+_REFRESH_SHARE = 50
 """Tending takes at most one part in so many of a processor, however large the arenas of others are."""
 
 
@@ -72,17 +72,17 @@ class HostCache:
         self._arenas: list[Arena] = []
         self._counts = Counts()
         self._clock = clock
-        self._residence = Residence(
+        self._table = SlotTable(
             files.capacity, ttl_s=ttl_s, erase=self._erase, clock=clock, counts=self._counts
         )
         self._staging: list[npt.NDArray[np.uint8]] = []
-        self._neighbours = Neighbours(files, opener=self._opener, residence=self._residence)
+        self._others = OtherArenas(files, opener=self._opener, table=self._table)
         self._asked = False
         self._closed = Event()
-        self._tender = Thread(target=self._tend_on, name="cache-tend", daemon=True)
+        self._refresher = Thread(target=self._refresh_on, name="cache-arenas", daemon=True)
         if files.capacity:
-            self._tend()
-            self._tender.start()
+            self._refresh_arenas()
+            self._refresher.start()
 
     def hashes(self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "") -> list[BlockHash]:
         """See PrefixCache."""
@@ -91,14 +91,14 @@ class HostCache:
     def lookup(self, hashes: Sequence[BlockHash]) -> int:
         """See PrefixCache."""
         self._asked = True
-        return self._residence.known(hashes)
+        return self._table.known(hashes)
 
     def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
         """See PrefixCache. Nothing is fetched from elsewhere yet, so the lease is ready at once."""
         self._asked = True
-        self._residence.sweep()
-        slots = self._residence.pin(hashes)
-        return SlotLease(slots, hashes[: len(slots)], owner=self, unpin=self._residence.unpin)
+        self._table.sweep()
+        slots = self._table.pin(hashes)
+        return SlotLease(slots, hashes[: len(slots)], owner=self, unpin=self._table.unpin)
 
     def restore(self, lease: Lease, *, first: int, sink: Sink) -> int:
         """See PrefixCache. What the sink raises is engine trouble and passes through."""
@@ -124,12 +124,12 @@ class HostCache:
 
     def prepare(self, hashes: Sequence[BlockHash], index: int, *, namespace: str = "") -> PendingBlock | None:
         """See PrefixCache. `namespace` is for quotas, which the host tier does not have yet."""
-        slot = self._residence.reserve(hashes, index)
+        slot = self._table.reserve(hashes, index)
         if slot is None:
             return None
         arena, address = self._arena(slot), address_of(hashes, index)
         if not arena.whole():
-            self._residence.cancel(slot, address.hash)
+            self._table.cancel(slot, address.hash)
             return None
         arena.invalidate(slot)
         return Reservation(slot, arena.payload(slot), address=address, hashes=hashes)
@@ -141,25 +141,25 @@ class HostCache:
             return
         arena = self._arena(block.slot)
         if not arena.whole():
-            self._residence.cancel(block.slot, block.address.hash)
+            self._table.cancel(block.slot, block.address.hash)
             return
         arena.publish(block.slot, self._sealer.seal(block.address, block.payload))
-        self._residence.publish(block.slot, block.address, block.hashes)
+        self._table.publish(block.slot, block.address, block.hashes)
 
     def abort(self, pending: PendingBlock) -> None:
         """See PrefixCache."""
         block = self._close_reservation(pending)
-        self._residence.cancel(block.slot, block.address.hash)
+        self._table.cancel(block.slot, block.address.hash)
 
     def counters(self) -> dict[str, float]:
         """Totals (`cache_…_total`) and gauges (every other name)."""
         return {
             **self._counts.totals(),
-            **self._residence.gauges(),
+            **self._table.gauges(),
             "cache_arenas": float(len(self._arenas)),
             "cache_slots": float(sum(len(arena.slots) for arena in self._arenas)),
             "cache_bytes": float(sum(arena.nbytes for arena in self._arenas)),
-            "cache_foreign_arenas": float(len(self._neighbours.views)),
+            "cache_foreign_arenas": float(len(self._others.views)),
         }
 
     def close(self) -> None:
@@ -167,10 +167,10 @@ class HostCache:
         if self._closed.is_set():
             return
         self._closed.set()
-        if self._tender.ident is not None:
-            self._tender.join()
-        self._residence.close()
-        self._neighbours.close()
+        if self._refresher.ident is not None:
+            self._refresher.join()
+        self._table.close()
+        self._others.close()
         for arena in self._arenas:
             arena.close()
         self._arenas.clear()
@@ -180,7 +180,7 @@ class HostCache:
 
         O(n): for tests and idle checks.
         """
-        for name, slot in self._residence.check_integrity():
+        for name, slot in self._table.check_integrity():
             header = self._arena(slot).header(slot)
             assert header[32:48] == name, f"slot {slot} is published under another name"
 
@@ -194,8 +194,8 @@ class HostCache:
             arena = self._holder(slot)
             verdict = self._copy_checked(arena, slot, address_of(lease.hashes, index), staging[row])
             if verdict is not Verdict.WHOLE:
-                self._residence.reject(slot, lease.hashes[index], verdict)
-                if arena is not None and slot < FIRST_FOREIGN_SLOT:
+                self._table.reject(slot, lease.hashes[index], verdict)
+                if arena is not None and slot < FIRST_OTHER_SLOT:
                     log.warning("block removed from use: %s in %s", verdict.value, arena.path)
                 return row
         return len(blocks)
@@ -223,23 +223,23 @@ class HostCache:
         rows = memory[start : start + self._batch * stride].reshape(self._batch, stride)
         return rows[:, : self._payload_nbytes]
 
-    def _tend(self) -> None:
+    def _refresh_arenas(self) -> None:
         """Take over what fell free, then see what others hold."""
         for arena in self._files.claim():
             self._attach(arena)
         asked, self._asked = self._asked, False
-        self._neighbours.tend(scan=asked)
+        self._others.refresh(scan=asked)
 
-    def _tend_on(self) -> None:
+    def _refresh_on(self) -> None:
         """During a reload the process before us still holds its arena at first, and keeps committing."""
-        pause = _TEND_INTERVAL_S
+        pause = _REFRESH_INTERVAL_S
         while not self._closed.wait(pause):
             started = time.thread_time()
             try:
-                self._tend()
+                self._refresh_arenas()
             except OSError as error:  # the next round may do better; until then others' news are misses
-                log.warning("arenas not tended: %s", error)
-            pause = max(_TEND_INTERVAL_S, _TEND_SHARE * (time.thread_time() - started))
+                log.warning("arenas not looked at: %s", error)
+            pause = max(_REFRESH_INTERVAL_S, _REFRESH_SHARE * (time.thread_time() - started))
 
     def _attach(self, arena: Arena) -> None:
         """Index what an arena holds, deepest and oldest first; useless slots are empty."""
@@ -255,10 +255,10 @@ class HostCache:
         # Depth decides, then age: every block then has all its ancestors on its more recent side.
         rows = rows[np.lexsort((headers["sequence"][rows], -headers["index"][rows].astype(np.int64)))]
         names: list[BlockHash] = headers["hash"][rows].tolist()
-        self._residence.add_resident(names, (first + rows).astype(np.int32), headers["index"][rows])
-        self._residence.add_unreadable((first + np.flatnonzero(unreadable)).tolist())
+        self._table.add_resident(names, (first + rows).astype(np.int32), headers["index"][rows])
+        self._table.add_unreadable((first + np.flatnonzero(unreadable)).tolist())
         for run in _runs(~readable & ~unreadable):
-            self._residence.add_empty(range(first + run.start, first + run.stop))
+            self._table.add_empty(range(first + run.start, first + run.stop))
         log.info("host tier: %s: %d slots, %d blocks found", arena.path, len(arena.slots), len(names))
 
     def _arena(self, slot: int) -> Arena:
@@ -266,9 +266,9 @@ class HostCache:
 
     def _holder(self, slot: int) -> ArenaView | None:
         """The arena of a leased slot; None if it was another process's and is let go."""
-        if slot < FIRST_FOREIGN_SLOT:
+        if slot < FIRST_OTHER_SLOT:
             return self._arena(slot)
-        return next((view for view in self._neighbours.views if slot in view.slots), None)
+        return next((view for view in self._others.views if slot in view.slots), None)
 
     def _erase(self, slot: int) -> None:
         self._arena(slot).invalidate(slot)

@@ -16,7 +16,7 @@ from backend.settings import ModelSettings
 from cachemgr import BlockFormat, BlockHash, CacheSecrets, CacheSettings, HostCache, open_cache
 from cachemgr.arena import Arena, open_locked
 from cachemgr.counts import Counts
-from cachemgr.residence import Residence
+from cachemgr.slot_table import SlotTable
 from engines import EngineSpec, LaneId
 from scripts.bench.decoder import Decoder, decoder
 from scripts.bench.harness import Measurement, Reading, alternate, median_of, timed
@@ -251,18 +251,18 @@ def _index_bytes() -> Iterator[Reading]:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        residence = Residence(
+        table = SlotTable(
             _INDEXED, ttl_s=3600.0, erase=lambda slot: None, clock=time.monotonic, counts=Counts()
         )
         for start in range(0, _INDEXED, 10_000):
             names = [BlockHash(number.to_bytes(16, "little")) for number in range(start, start + 10_000)]
             slots = np.arange(start, start + 10_000, dtype=np.int32)
-            residence.add_resident(names, slots, np.zeros(10_000, np.uint32))
+            table.add_resident(names, slots, np.zeros(10_000, np.uint32))
         del names, slots
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    _expect(int(residence.gauges()["cache_resident_blocks"]), _INDEXED)
+    _expect(int(table.gauges()["cache_resident_blocks"]), _INDEXED)
     yield Reading(
         "cache.index_bytes_per_block", (after - before) / _INDEXED, f"{_INDEXED} blocks, tracemalloc"
     )

@@ -115,7 +115,7 @@ def test_a_process_without_an_arena_takes_over_the_one_of_a_process_that_dies(
     host: Host, start_writers: Callable[..., WriterProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reload: the new process starts while the old one holds the whole bound."""
-    monkeypatch.setattr(cachemgr.cache, "_TEND_INTERVAL_S", 0.01)
+    monkeypatch.setattr(cachemgr.cache, "_REFRESH_INTERVAL_S", 0.01)
     writers = start_writers()
     old = writers.start()
     new = open_big(host)

@@ -32,8 +32,8 @@ def start_peer(host: Host) -> Iterator[Callable[..., Peer]]:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tend all the time instead of once a second."""
-    monkeypatch.setattr(cachemgr.cache, "_TEND_INTERVAL_S", 0.005)
-    monkeypatch.setattr(cachemgr.cache, "_TEND_SHARE", 0)
+    monkeypatch.setattr(cachemgr.cache, "_REFRESH_INTERVAL_S", 0.005)
+    monkeypatch.setattr(cachemgr.cache, "_REFRESH_SHARE", 0)
 
 
 def restored(cache: HostCache, hashes: Sequence[BlockHash]) -> int:

@@ -8,7 +8,7 @@ tag, I/O or engine call happens under it. (`erase` is a four-byte store and one 
 Invariants
 - A slot is in the eviction order if and only if it is resident and unpinned.
 - Ancestors are at least as recent as their descendants, because runs are always offered deepest first.
-- Only own slots are pinned, ordered, evicted or erased; foreign ones are hints (see foreign.py).
+- Only own slots are pinned, ordered, evicted or erased; those of others are hints (see other_blocks.py).
 - A block that failed its check loses its name at once, and its slot with the last pin.
 
 Threads: any.
@@ -24,9 +24,9 @@ import numpy.typing as npt
 from cachemgr.contract import BlockHash
 from cachemgr.counts import Counts
 from cachemgr.eviction import EvictionPolicy, LeafFirstLru
-from cachemgr.foreign import FIRST_FOREIGN_SLOT, ForeignIndex, mixed_run
 from cachemgr.index import BlockIndex
 from cachemgr.integrity import check_slots
+from cachemgr.other_blocks import FIRST_OTHER_SLOT, OtherBlocks, mixed_run
 from cachemgr.shard import BlockAddress, Verdict
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ _ATTACHED_AT_ONCE = 256  # vectorised, so cheaper a block
 _FULL, _EXISTS, _OWN_CHAIN = -1, -2, -3
 
 
-class Residence:
+class SlotTable:
     """The metadata of `capacity` slots.
 
     `erase(slot)` unpublishes a slot's bytes; `clock` is monotonic seconds.
@@ -54,7 +54,7 @@ class Residence:
     ) -> None:
         self._lock = Lock()
         self._index = BlockIndex(capacity)
-        self._foreign = ForeignIndex()
+        self._others = OtherBlocks()
         self._order: EvictionPolicy = LeafFirstLru(capacity)
         self._rejected: dict[int, Verdict] = {}
         self._ttl_s = ttl_s
@@ -69,7 +69,7 @@ class Residence:
         found = 0
         for part in _slices(hashes):
             with self._lock:
-                run = mixed_run(part, self._index, self._foreign, used_after=used_after)
+                run = mixed_run(part, self._index, self._others, used_after=used_after)
             found += len(run)
             if len(run) < len(part):
                 break
@@ -82,21 +82,21 @@ class Residence:
         slots: list[int] = []
         for part in _slices(hashes):
             with self._lock:
-                run = mixed_run(part, self._index, self._foreign, used_after=used_after)
+                run = mixed_run(part, self._index, self._others, used_after=used_after)
                 for slot in run:
-                    if slot >= FIRST_FOREIGN_SLOT:
-                        self._foreign.touch(slot, now=now)
+                    if slot >= FIRST_OTHER_SLOT:
+                        self._others.touch(slot, now=now)
                     elif self._index.pin(slot):
                         self._order.withdraw(slot)
             slots += run
             if len(run) < len(part):
                 break
-        foreign = sum(slot >= FIRST_FOREIGN_SLOT for slot in slots)
+        theirs = sum(slot >= FIRST_OTHER_SLOT for slot in slots)
         with self._lock:
             self._counts.acquires += 1
             self._counts.lookup_blocks += len(hashes)
             self._counts.hit_blocks += len(slots)
-            self._counts.foreign_hit_blocks += foreign
+            self._counts.foreign_hit_blocks += theirs
         return slots
 
     def unpin(self, slots: Sequence[int]) -> None:
@@ -107,7 +107,7 @@ class Residence:
                 if self._closed:
                     return
                 for slot in part:
-                    if slot < FIRST_FOREIGN_SLOT and self._index.unpin(slot, now=now):
+                    if slot < FIRST_OTHER_SLOT and self._index.unpin(slot, now=now):
                         self._settle(slot)
 
     def reserve(self, hashes: Sequence[BlockHash], index: int) -> int | None:
@@ -158,8 +158,8 @@ class Residence:
         Corrupt bytes are erased, unreadable ones kept; those of another process are its own business.
         """
         with self._lock:
-            if slot >= FIRST_FOREIGN_SLOT:
-                self._foreign.remove(name, slot)
+            if slot >= FIRST_OTHER_SLOT:
+                self._others.remove(name, slot)
                 self._counts.stale_blocks += 1
                 return
             if self._closed or self._index.name(slot) != name:
@@ -213,26 +213,26 @@ class Residence:
                     self._order.offer_first(slot)
                 self._counts.unreadable_blocks += len(part)
 
-    def add_foreign(self, blocks: Sequence[tuple[BlockHash, int]]) -> None:
+    def add_others(self, blocks: Sequence[tuple[BlockHash, int]]) -> None:
         """Another process published these; (name, slot), at most a slice."""
         now = self._clock()
         with self._lock:
             if self._closed:
                 return
             for name, slot in blocks:
-                self._foreign.add(name, slot, now=now)
+                self._others.add(name, slot, now=now)
 
-    def forget_foreign(self, blocks: Sequence[tuple[BlockHash, int]]) -> None:
+    def forget_others(self, blocks: Sequence[tuple[BlockHash, int]]) -> None:
         """Another process unpublished these; (name, slot), at most a slice."""
         with self._lock:
             for name, slot in blocks:
-                self._foreign.remove(name, slot)
+                self._others.remove(name, slot)
 
     def gauges(self) -> dict[str, float]:
         """Resident blocks and pins, now."""
         return {
             "cache_resident_blocks": float(len(self._index)),
-            "cache_foreign_blocks": float(len(self._foreign)),
+            "cache_foreign_blocks": float(len(self._others)),
             "cache_pins": float(self._index.pinned),
         }
 
@@ -241,7 +241,7 @@ class Residence:
         with self._lock:
             self._closed = True
             self._index = BlockIndex(0)
-            self._foreign = ForeignIndex()
+            self._others = OtherBlocks()
             self._order = LeafFirstLru(0)
 
     def check_integrity(self) -> list[tuple[BlockHash, int]]:
@@ -300,7 +300,7 @@ class Residence:
         return known or self._held_elsewhere(name)
 
     def _held_elsewhere(self, name: BlockHash) -> bool:
-        return self._foreign.has(name, used_after=self._clock() - self._ttl_s)
+        return self._others.has(name, used_after=self._clock() - self._ttl_s)
 
     def _drop(self, slot: int) -> None:
         """Free an evictable slot."""

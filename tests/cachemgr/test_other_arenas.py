@@ -19,14 +19,14 @@ STRIDE = slot_nbytes(FORMAT.payload_nbytes)
 
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tend only when the test says so."""
-    monkeypatch.setattr(cachemgr.cache, "_TEND_INTERVAL_S", 3600.0)
+    """Arenas are looked at only when the test says so."""
+    monkeypatch.setattr(cachemgr.cache, "_REFRESH_INTERVAL_S", 3600.0)
 
 
-def tend(cache: HostCache) -> None:
+def refresh(cache: HostCache) -> None:
     """What the thread does, after a look-up."""
     cache.lookup([])
-    cache._tend()
+    cache._refresh_arenas()
 
 
 def pair(host: Host, *, blocks: int = 32) -> tuple[HostCache, HostCache]:
@@ -44,7 +44,7 @@ def test_a_run_alternates_between_own_and_foreign_blocks(host: Host, frozen: Non
     hashes = chain(first, 9)
     for index in range(9):
         assert write(second if index % 3 == 1 else first, hashes, index)
-    tend(second)
+    refresh(second)
     assert second.lookup(hashes) == 9
     assert read(second, hashes) == 9
     assert second.counters()["cache_foreign_hit_blocks_total"] == 6
@@ -57,12 +57,12 @@ def test_long_runs_alternate_too(host: Host, frozen: None) -> None:
     hashes = chain(first, 400)
     for index in range(400):
         assert write(second if index % 7 in (2, 3) else first, hashes, index)
-    tend(second)
+    refresh(second)
     assert read(second, hashes) == 400
 
 
 OPERATION = st.tuples(
-    st.sampled_from(["write", "read", "tend", "wait"]),
+    st.sampled_from(["write", "read", "refresh", "wait"]),
     st.integers(0, 1),
     st.integers(0, 3),
     st.integers(1, 6),
@@ -84,8 +84,8 @@ def test_two_small_caches_never_yield_wrong_bytes(
         elif verb == "read":
             known = cache.lookup(hashes)
             assert read(cache, hashes) <= known
-        elif verb == "tend":
-            tend(cache)
+        elif verb == "refresh":
+            refresh(cache)
         else:
             host.clock.now += 1000 * count
         cache.check_integrity()
@@ -98,7 +98,7 @@ def test_restoring_foreign_blocks_from_the_middle(host: Host) -> None:
     first, second = pair(host)
     hashes = chain(first, 5)
     fill(first, hashes)
-    tend(second)
+    refresh(second)
     lease = second.acquire(hashes, deadline=None)
     seen: list[int] = []
     assert second.restore(lease, first=3, sink=lambda blocks, _: seen.extend(blocks)) == 5
@@ -109,7 +109,7 @@ def test_a_block_rewritten_after_the_lease_is_a_stale_miss(host: Host, frozen: N
     first, second = pair(host, blocks=4)
     hashes = chain(first, 4)
     fill(first, hashes)
-    tend(second)
+    refresh(second)
     leaf_gone = lambda: fill(first, chain(first, 2, seed=1))  # noqa: E731
     assert read(second, hashes, while_leased=leaf_gone) == 2, "the prefix that arrived is used"
     counts = second.counters()
@@ -126,7 +126,7 @@ def test_a_flipped_byte_in_a_foreign_slot_is_a_miss_and_left_alone(
     first, second = pair(host)
     hashes = chain(first, 4)
     fill(first, hashes)
-    tend(second)
+    refresh(second)
     slots = slots_of(host.arenas()[0])
     headers = slots[:, :HEADER_NBYTES].copy().view(HEADER_DTYPE)[:, 0]
     row = next(row for row, header in enumerate(headers) if bytes(header["hash"]) == hashes[2])
@@ -143,11 +143,11 @@ def test_evicted_and_reused_slots_are_forgotten_by_the_next_scan(host: Host, fro
     first, second = pair(host, blocks=6)
     old, new = chain(first, 6), chain(first, 4, seed=1)
     fill(first, old)
-    tend(second)
+    refresh(second)
     assert second.lookup(old) == 6
     fill(first, new)
     assert second.lookup(new) == 0
-    tend(second)
+    refresh(second)
     assert second.lookup(new) == 4
     assert second.lookup(old) == 2
     assert second.counters()["cache_foreign_blocks"] == 6
@@ -157,12 +157,12 @@ def test_evicted_and_reused_slots_are_forgotten_by_the_next_scan(host: Host, fro
 
 def test_headers_are_scanned_only_when_somebody_asked(host: Host, frozen: None) -> None:
     first, second = pair(host)
-    tend(second)
+    refresh(second)
     fill(first, chain(first, 3))
-    second._tend()
+    second._refresh_arenas()
     assert second.counters()["cache_foreign_blocks"] == 0
     second.acquire([], deadline=None).release()
-    second._tend()
+    second._refresh_arenas()
     assert second.counters()["cache_foreign_blocks"] == 3
 
 
@@ -171,7 +171,7 @@ def test_a_free_slot_takes_a_copy_but_nothing_is_evicted_for_one(host: Host, fro
     shared, own = chain(first, 3), chain(first, 3, seed=1)
     fill(first, shared)
     fill(second, own)
-    tend(second)
+    refresh(second)
     assert fill(second, shared) == 1, "one slot was free"
     assert second.counters()["cache_evicted_blocks_total"] == 0
     assert second.counters()["cache_full_refusals_total"] == 0
@@ -184,7 +184,7 @@ def test_a_foreign_prefix_can_be_continued_even_at_the_cost_of_others(host: Host
     hashes = chain(first, 6)
     fill(first, hashes[:4])
     fill(second, chain(first, 4, seed=1))
-    tend(second)
+    refresh(second)
     assert fill(second, hashes) == 2
     assert second.counters()["cache_evicted_blocks_total"] == 2
     assert read(second, hashes) == 6
@@ -196,7 +196,7 @@ def test_unused_foreign_blocks_expire_and_used_ones_do_not(host: Host, frozen: N
     idle, busy = chain(first, 3), chain(first, 3, seed=1)
     for hashes in (idle, busy):
         fill(first, hashes)
-    tend(second)
+    refresh(second)
     for _ in range(2):
         host.clock.now += 6
         assert read(second, busy) == 3
@@ -209,12 +209,12 @@ def test_a_deleted_arena_is_let_go(host: Host, frozen: None) -> None:
     first, second = pair(host)
     hashes = chain(first, 3)
     fill(first, hashes)
-    tend(second)
+    refresh(second)
     path = host.arenas()[0]
 
     def delete() -> None:
         path.unlink()
-        second._tend()
+        second._refresh_arenas()
 
     assert read(second, hashes, while_leased=delete) == 0
     assert second.counters()["cache_stale_blocks_total"] == 1
@@ -235,7 +235,7 @@ def test_a_free_arena_that_does_not_fit_is_read_whole(host: Host, frozen: None) 
     assert [read(third, hashes) for hashes in chains] == [18, 18]
     assert third.counters()["cache_slots"] == 20
     assert third.counters()["cache_foreign_hit_blocks_total"] == 18
-    third._tend()
+    third._refresh_arenas()
     assert [path.stat().st_size for path in host.arenas()] == [20 * STRIDE] * 2
 
 
@@ -247,14 +247,14 @@ def test_a_block_in_two_foreign_arenas_is_one_entry(host: Host, frozen: None) ->
     reader = host.open(blocks=24, arena_bytes=8 * STRIDE)
     assert read(reader, hashes) == 3
     assert reader.counters()["cache_foreign_blocks"] == 3
-    assert len(reader._residence._foreign._used) == 3, "nothing is kept of the copy that is not used"
+    assert len(reader._table._others._used) == 3, "nothing is kept of the copy that is not used"
     host.arenas()[0].unlink()
-    reader._tend()
+    reader._refresh_arenas()
     assert read(reader, hashes) == 3
     host.arenas()[0].unlink()
-    reader._tend()
+    reader._refresh_arenas()
     assert reader.lookup(hashes) == 0
-    assert not reader._residence._foreign._used
+    assert not reader._table._others._used
 
 
 def test_an_arena_taken_over_under_a_lease_costs_that_lease_its_rest(host: Host, frozen: None) -> None:
@@ -265,7 +265,7 @@ def test_an_arena_taken_over_under_a_lease_costs_that_lease_its_rest(host: Host,
 
     def take_over() -> None:
         holder.close()
-        waiting._tend()
+        waiting._refresh_arenas()
 
     assert read(waiting, hashes, while_leased=take_over) == 0
     assert read(waiting, hashes) == 4
@@ -276,10 +276,10 @@ def test_an_arena_cut_by_a_stranger_costs_hits_and_nothing_else(host: Host, froz
     first, second = pair(host)
     hashes = chain(first, 6)
     fill(first, hashes)
-    tend(second)
+    refresh(second)
     os.truncate(host.arenas()[0], STRIDE)
     assert read(second, hashes) == 0
-    tend(second)
+    refresh(second)
     assert second.counters()["cache_stale_blocks_total"] == 1
 
 
@@ -321,7 +321,7 @@ def test_other_nodes_and_clusters_are_not_read(host: Host, frozen: None) -> None
 def test_closing_unmaps_everything(host: Host, frozen: None) -> None:
     first, second = pair(host)
     fill(first, chain(first, 3))
-    tend(second)
+    refresh(second)
     assert read(second, chain(first, 3)) == 3
     first.close()
     assert held_in(host.directory)

@@ -1,6 +1,6 @@
 """What the arenas of this node's other processes hold: block hash → a slot that only its writer may change.
 
-Foreign slots are numbered from `FIRST_FOREIGN_SLOT` up, so that a run of slots can mix own and foreign ones.
+Their slots are numbered from `FIRST_OTHER_SLOT` up, so that a run of slots can mix them with our own.
 They are never pinned, erased or evicted from here: their writer may reuse one at any moment, so an entry is
 a hint and the check of the copy decides. An entry expires when this process has not used it for the TTL.
 Of two processes that hold a block the one found last counts; when that copy goes, the other is not searched
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from cachemgr.contract import BlockHash
 from cachemgr.index import BlockIndex
 
-FIRST_FOREIGN_SLOT = 1 << 40
+FIRST_OTHER_SLOT = 1 << 40
 
 
-class ForeignIndex:
-    """Two dictionaries; about 250 bytes per foreign block, none while no other process serves."""
+class OtherBlocks:
+    """Two dictionaries; about 250 bytes per block, none while no other process serves."""
 
     def __init__(self) -> None:
         self._slots: dict[BlockHash, int] = {}
@@ -63,14 +63,14 @@ class ForeignIndex:
 
 
 def mixed_run(
-    names: Sequence[BlockHash], own: BlockIndex, foreign: ForeignIndex, *, used_after: float
+    names: Sequence[BlockHash], own: BlockIndex, others: OtherBlocks, *, used_after: float
 ) -> list[int]:
     """Slots of the longest leading run of `names`, ours and others' in turn; the caller holds the lock."""
     slots = own.run(names, used_after=used_after)
-    while len(foreign) and len(slots) < len(names):
-        others = foreign.run(names[len(slots) :], used_after=used_after)
-        if not others:
+    while len(others) and len(slots) < len(names):
+        theirs = others.run(names[len(slots) :], used_after=used_after)
+        if not theirs:
             break
-        slots += others
+        slots += theirs
         slots += own.run(names[len(slots) :], used_after=used_after)
     return slots
