@@ -56,29 +56,12 @@ class LaneTier:
         """The caller uses the lane from now on. KeyError if it is not retained."""
         del self._retained[lane]
 
-    def drop(self, lane: int) -> None:
-        """The lane's KV is not valid any more. KeyError if it is not retained."""
-        del self._retained[lane]
-
     def expire(self, now: float) -> list[int]:
         """Let go of lanes whose time is over; the caller releases them."""
         over = [lane for lane, retained in self._retained.items() if now - retained.since >= self._ttl_s]
         for lane in over:
             del self._retained[lane]
         return over
-
-    def reclaim(self) -> int | None:
-        """Let go of the lane retained longest, because a new sequence needs one; the caller releases it."""
-        lane = next(iter(self._retained), None)
-        if lane is not None:
-            del self._retained[lane]
-        return lane
-
-    def clear(self) -> list[int]:
-        """Let go of every lane; the caller releases them."""
-        lanes = list(self._retained)
-        self._retained.clear()
-        return lanes
 
 
 def _common_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:

@@ -169,11 +169,6 @@ class ShardOpener:
         self._secrets = secrets
         self._keys: dict[tuple[int, bytes], bytes] = {}
 
-    @property
-    def payload_nbytes(self) -> int:
-        """Bytes of the payload behind every header."""
-        return self._length
-
     def begin(self, header: bytes, address: BlockAddress) -> ShardCheck | Verdict:
         """Judge a private copy of a header; a ShardCheck if all that is left is the tag."""
         (length, align, magic, version, *geometry, index, key_id,
@@ -193,16 +188,6 @@ class ShardOpener:
         if place != (address.hash, address.parent, address.segment, address.index):
             return Verdict.CORRUPT
         return ShardCheck(_tagger(self._key(key_id, session), sequence), header)
-
-    def check(self, shard: npt.NDArray[np.uint8], address: BlockAddress) -> Verdict:
-        """Judge a private copy of a whole shard, header and payload (padding may follow)."""
-        if len(shard) < HEADER_NBYTES + self._length:
-            return Verdict.CORRUPT
-        check = self.begin(shard[:HEADER_NBYTES].tobytes(), address)
-        if isinstance(check, Verdict):
-            return check
-        check.update(shard[HEADER_NBYTES : HEADER_NBYTES + self._length].data)
-        return Verdict.WHOLE if check.passed() else Verdict.CORRUPT
 
     def readable(self, headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Which of `headers` (HEADER_DTYPE, [N]) may be indexed: shape and key known, tags unchecked."""

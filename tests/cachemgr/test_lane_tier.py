@@ -50,11 +50,10 @@ def test_a_lane_leaves_once() -> None:
     for lane in (1, 2):
         lanes.retain(lane, prompt("ab"), now=0)
     lanes.take(2)
-    lanes.drop(1)
+    lanes.take(1)
     assert lanes.match(prompt("ab"), now=0) is None
-    for leave in (lanes.take, lanes.drop):
-        with pytest.raises(KeyError):
-            leave(1)
+    with pytest.raises(KeyError):
+        lanes.take(1)
 
 
 def test_time_runs_out() -> None:
@@ -65,14 +64,4 @@ def test_time_runs_out() -> None:
     assert lanes.match(prompt("ab"), now=131) == (2, 2), "an expired lane is not offered, swept or not"
     assert lanes.expire(now=130) == [1]
     assert lanes.expire(now=130) == []
-    assert lanes.clear() == [2]
-    assert len(lanes) == 0
-
-
-def test_the_lane_retained_longest_is_given_up_first() -> None:
-    lanes = LaneTier()
-    for lane in (4, 2, 9):
-        lanes.retain(lane, prompt("ab"), now=0)
-    lanes.take(2)
-    lanes.retain(2, prompt("ab"), now=1)
-    assert [lanes.reclaim() for _ in range(4)] == [4, 9, 2, None]
+    assert len(lanes) == 1
