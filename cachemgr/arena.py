@@ -95,9 +95,10 @@ class Arena(ArenaView):
 
     def invalidate(self, slot: int) -> None:
         """Unpublish a slot: nobody takes it for a shard any more."""
-        if self.whole():
+        mapped = self._bytes  # a reference that keeps the map from closing
+        if len(mapped) and self.whole():
             start = self._start(slot)
-            self._bytes[start + MAGIC_OFFSET : start + _MAGIC_END] = 0
+            mapped[start + MAGIC_OFFSET : start + _MAGIC_END] = 0
 
     def publish(self, slot: int, header: bytes) -> None:
         """Write the header behind a written payload, its magic last (x86 keeps the order of stores)."""

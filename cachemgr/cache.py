@@ -129,7 +129,7 @@ class HostCache:
             return None
         arena, address = self._arena(slot), address_of(hashes, index)
         if not arena.whole():
-            self._table.cancel(slot, address.hash)
+            self._table.cancel(address.hash)
             return None
         arena.invalidate(slot)
         return Reservation(slot, arena.payload(slot), address=address, hashes=hashes)
@@ -141,7 +141,7 @@ class HostCache:
             return
         arena = self._arena(block.slot)
         if not arena.whole():
-            self._table.cancel(block.slot, block.address.hash)
+            self._table.cancel(block.address.hash)
             return
         arena.publish(block.slot, self._sealer.seal(block.address, block.payload))
         self._table.publish(block.slot, block.address, block.hashes)
@@ -149,7 +149,7 @@ class HostCache:
     def abort(self, pending: PendingBlock) -> None:
         """See PrefixCache."""
         block = self._close_reservation(pending)
-        self._table.cancel(block.slot, block.address.hash)
+        self._table.cancel(block.address.hash)
 
     def counters(self) -> dict[str, float]:
         """Totals (`cache_…_total`) and gauges (every other name)."""
@@ -271,7 +271,10 @@ class HostCache:
         return next((view for view in self._others.views if slot in view.slots), None)
 
     def _erase(self, slot: int) -> None:
-        self._arena(slot).invalidate(slot)
+        """Unpublish a slot; nothing if the cache was closed meanwhile."""
+        for arena in self._arenas:
+            if slot in arena.slots:
+                arena.invalidate(slot)
 
     def _close_reservation(self, pending: PendingBlock) -> Reservation:
         if not isinstance(pending, Reservation):

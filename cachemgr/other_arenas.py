@@ -29,7 +29,7 @@ from cachemgr.slot_table import SlotTable
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 128  # the slot table takes so many under one hold of its lock
+_AT_ONCE = 64  # the slot table takes so many under one hold of its lock
 _FileId = tuple[int, int]
 
 
