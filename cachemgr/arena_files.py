@@ -60,6 +60,11 @@ class ArenaFiles:
         self.bound = self._bound()
         self.capacity = settings.share(self.bound) // self._slot_nbytes
         """Slots this process will ever hold at once."""
+        share = settings.share(self.bound)
+        if 0 < share < self._slot_nbytes:
+            self._say(
+                f"host tier off: one block takes {self._slot_nbytes} bytes, this process may hold {share}"
+            )
 
     def claim(self) -> list[Arena]:
         """Take over unlocked arenas of our geometry, delete what must give way, create one if room is left.
@@ -75,7 +80,7 @@ class ArenaFiles:
         if free * 4 >= self.capacity or (free > 0 and not self._held):  # few slots are not worth another file
             created = self._create(free)
         elif not self._held:
-            self._say(f"host tier waits: other arenas of this node take all of {self.bound} bytes")
+            self._say(self._waits())
         return [*taken, created] if created else taken
 
     def others(self) -> set[str]:
@@ -229,6 +234,14 @@ class ArenaFiles:
         except OSError as error:
             self._say(f"arena refused: {path}: {error}")
             return None
+
+    def _waits(self) -> str:
+        """A second model on the node, or the process before us during a reload: who can tell?"""
+        return (
+            f"host tier waits: other arenas of this node hold all of its {self.bound} bytes, so nothing is kept "
+            "here until one is let go; if several models serve on this node, set arena_bytes to what each may "
+            f"hold (for two: {self.bound // 2})"
+        )
 
     def _say(self, line: str) -> None:
         """Log a line once, however often a waiting process tries."""

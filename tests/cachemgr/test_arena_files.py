@@ -201,12 +201,16 @@ def test_a_block_in_two_arenas_is_kept_once(host: Host) -> None:
 
 
 @pytest.mark.parametrize("bytes_", [0, STRIDE - 1])
-def test_no_room_at_all_switches_the_tier_off(host: Host, bytes_: int) -> None:
+def test_no_room_at_all_switches_the_tier_off(
+    host: Host, bytes_: int, caplog: pytest.LogCaptureFixture
+) -> None:
     cache = host.open(blocks=0) if not bytes_ else host.open(arena_bytes=bytes_)
     assert slots(cache) == 0
     assert fill(cache, chain(cache, 2)) == 0
     assert read(cache, chain(cache, 2)) == 0
     assert host.arenas() == []
+    said = f"host tier off: one block takes {STRIDE} bytes, this process may hold {STRIDE - 1}"
+    assert caplog.messages == ([said] if bytes_ else []), "0 was meant, less than a block hardly"
 
 
 def test_a_directory_that_is_not_there_switches_the_tier_off(

@@ -68,6 +68,32 @@ def test_by_default_a_second_model_finds_room(host: Host, monkeypatch: pytest.Mo
         cache.close()
 
 
+def test_a_second_model_without_room_says_once_what_to_set(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    nbytes = 64 * STRIDE
+    first = host.open()
+    wide_blocks = nbytes // slot_nbytes(WIDER.payload_nbytes) + 1
+    assert not caplog.records
+    second = host.open(blocks=wide_blocks, block_format=WIDER)
+    for _ in range(3):
+        second._refresh_arenas()
+    assert (slots(first), slots(second)) == (64, 0)
+    (said,) = caplog.messages
+    assert said.startswith("host tier waits: ")
+    bound = wide_blocks * slot_nbytes(WIDER.payload_nbytes)
+    assert said.endswith(f"set arena_bytes to what each may hold (for two: {bound // 2})")
+    first.close()
+    second.close()
+    caplog.clear()
+    advised = bound // 2  # is it good advice?
+    first = host.open(blocks=bound // STRIDE, arena_bytes=advised)
+    second = host.open(blocks=wide_blocks, block_format=WIDER, arena_bytes=advised)
+    assert slots(first) == advised // STRIDE
+    assert slots(second) > 20
+    assert not caplog.records
+
+
 def test_a_locked_arena_of_another_geometry_stays_and_counts(host: Host) -> None:
     nbytes = 64 * STRIDE
     cache = host.open(arena_bytes=nbytes // 2)
