@@ -17,7 +17,9 @@ import numpy as np, tritonclient.http as triton
 client = triton.InferenceServerClient("<http>")
 prompt = triton.InferInput("text_input", [1], "BYTES")
 prompt.set_data_from_numpy(np.array([b"The capital of France is"], dtype=object))
-answer = client.infer("<model>_sync", [prompt])
+most = triton.InferInput("max_tokens", [1], "INT32")
+most.set_data_from_numpy(np.array([32], dtype=np.int32))
+answer = client.infer("<model>_sync", [prompt, most])
 print(answer.as_numpy("text_output")[0].decode(), "| cached:", answer.as_numpy("num_cached_tokens")[0])
 client.close()
 END
@@ -28,12 +30,14 @@ import queue
 import numpy as np, tritonclient.grpc as triton
 prompt = triton.InferInput("text_input", [1], "BYTES")
 prompt.set_data_from_numpy(np.array([b"The capital of France is"], dtype=object))
+most = triton.InferInput("max_tokens", [1], "INT32")
+most.set_data_from_numpy(np.array([32], dtype=np.int32))
 stream = triton.InferInput("stream", [1], "BOOL")
 stream.set_data_from_numpy(np.array([True]))
 replies = queue.Queue()
 with triton.InferenceServerClient("<grpc>") as client:
     client.start_stream(callback=lambda result, error: replies.put((result, error)))
-    client.async_stream_infer("<model>", [prompt, stream], enable_empty_final_response=True)
+    client.async_stream_infer("<model>", [prompt, most, stream], enable_empty_final_response=True)
     while True:
         result, error = replies.get(timeout=60)
         if error is not None:

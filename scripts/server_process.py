@@ -35,10 +35,11 @@ def _die_with_parent() -> Callable[[], None]:
 
 @dataclass(frozen=True, slots=True)
 class StubProcess:
-    """A living process of Triton's Python backend and the model it serves."""
+    """A living process of Triton's Python backend and the model it serves. `started`: later is larger."""
 
     pid: int
     model: str
+    started: int = 0
 
 
 class ServerProcess:
@@ -72,12 +73,11 @@ class ServerProcess:
         """The living stubs, read from /proc; ones that died and were not reaped do not count."""
         return living_stubs(self.pid)
 
-    def kill_stub(self, model: str) -> None:
-        """End a stub that no longer answers, so that its model can be loaded again."""
-        for stub in self.stubs():
-            if stub.model == model:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(stub.pid, signal.SIGKILL)
+    def kill_stub(self, stub: StubProcess) -> None:
+        """End one of `stubs`, if it is still there."""
+        if stub in self.stubs():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stub.pid, signal.SIGKILL)
 
     def ask_to_stop(self) -> None:
         """SIGTERM: finish what runs, unload, exit."""
@@ -125,8 +125,10 @@ def _stub(pid: int) -> StubProcess | None:
     """Argv of a stub: program, <repository>/<model>/<version>/model.py, shared-memory region, …"""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        started = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     except OSError:
         return None
     if len(words) < 3 or not words[0].endswith(STUB.encode()):
         return None
-    return StubProcess(pid=pid, model=Path(words[1].decode("utf-8", "replace")).parent.parent.name)
+    model = Path(words[1].decode("utf-8", "replace")).parent.parent.name
+    return StubProcess(pid=pid, model=model, started=started)

@@ -33,6 +33,7 @@ class SupervisorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     first_probe_limit_s: float = 30.0
     patience: int = 3
     stop_limit_s: float = 20.0
+    linger_s: float = 600.0
     restarts: int = 5
 
 
@@ -47,7 +48,7 @@ class Server(Protocol):
         """The living processes behind the models."""
         ...
 
-    def kill_stub(self, model: str) -> None:
+    def kill_stub(self, stub: StubProcess) -> None:
         """End the process behind one model."""
         ...
 
@@ -117,6 +118,7 @@ class _Watch:
     missing_ticks: int = 0
     retry_at: float = 0.0
     progress: frozenset[str] = frozenset()
+    lingering: dict[int, float] = field(default_factory=dict)
     backoff: Backoff = field(default_factory=Backoff)
 
 
@@ -228,12 +230,27 @@ class Supervisor:
 
     def _check_stubs(self, server: Server) -> None:
         """Two rounds in a row without a stub, while Triton calls the model ready: it died."""
-        living = {stub.model for stub in server.stubs()}
+        stubs = server.stubs()
         for model, watch in self._watches.items():
-            gone = model not in living and self._control.model_ready(model)
+            living = [stub for stub in stubs if stub.model == model]
+            gone = not living and self._control.model_ready(model)
             watch.missing_ticks = watch.missing_ticks + 1 if gone else 0
             if watch.missing_ticks >= 2:
-                self._reload(server, model, "its process died")
+                self._reload(model, "its process died")
+            self._end_lingering(server, watch, sorted(living, key=lambda stub: stub.started)[:-1])
+
+    def _end_lingering(self, server: Server, watch: _Watch, older: list[StubProcess]) -> None:
+        """End processes that a newer one of their model replaced long ago.
+
+        Triton keeps an unloaded model for ever if a client cancelled a gRPC stream that had ended already;
+        the process would keep its memory and the lock on its arena.
+        """
+        now = self._around.clock()
+        watch.lingering = {stub.pid: watch.lingering.get(stub.pid, now) for stub in older}
+        for stub in older:
+            if now - watch.lingering[stub.pid] >= self._settings.linger_s:
+                self._around.report(f"{stub.model}: process {stub.pid} was replaced long ago; ending it")
+                server.kill_stub(stub)
 
     def _check_tokens(self, server: Server) -> None:
         silent = 0
@@ -250,8 +267,10 @@ class Supervisor:
                 continue
             silent += 1
             if self._control.server_ready() or self._control.model_ready(model):
-                server.kill_stub(model)
-                self._reload(server, model, f"no token: {result.detail}")
+                for stub in server.stubs():
+                    if stub.model == model:
+                        server.kill_stub(stub)
+                self._reload(model, f"no token: {result.detail}")
         if silent == len(self._watches) and not self._answers():
             server.kill()
             self._restart("Triton no longer answers")
@@ -273,7 +292,7 @@ class Supervisor:
         before, watch.progress = watch.progress, now
         return bool(now) and now != before
 
-    def _reload(self, server: Server, model: str, why: str) -> None:
+    def _reload(self, model: str, why: str) -> None:
         watch = self._watches[model]
         if self._around.clock() < watch.retry_at:
             return

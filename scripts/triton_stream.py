@@ -21,6 +21,12 @@ _TYPES: tuple[tuple[type, str, Any], ...] = (  # bool before int: True is an int
     (str, "BYTES", np.object_),
     (bytes, "BYTES", np.object_),
 )
+
+
+class _EndedInError(TritonError):
+    """The server ended the stream with an error."""
+
+
 _NUMBERS = ("num_input_tokens", "num_output_tokens", "num_cached_tokens")
 
 
@@ -52,12 +58,15 @@ def stream_answer(
         tensors = [tensor(name, value) for name, value in inputs.items()]
         started = time.monotonic()
         client.async_stream_infer(model, tensors, enable_empty_final_response=True)
+        running = True
         try:
             answer = _read(replies, started=started, on_text=on_text, limit_s=limit_s)
-        except BaseException:
-            client.stop_stream(cancel_requests=True)
+            running = False
+        except _EndedInError:
+            running = False
             raise
-        client.stop_stream()  # cancelling a request that has ended makes Triton keep its model for ever
+        finally:  # cancelling a request that has ended makes Triton keep its model for ever
+            client.stop_stream(cancel_requests=running)
         return answer
 
 
@@ -72,7 +81,7 @@ def _read(
             raise TritonError(f"the stream did not end within {limit_s:g} s") from None
         now = time.monotonic() - started
         if error is not None:
-            raise TritonError(str(error))
+            raise _EndedInError(str(error))
         _take(answer, result, now, on_text)
         if result.get_response().parameters["triton_final_response"].bool_param:
             answer.seconds = now

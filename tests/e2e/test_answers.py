@@ -215,6 +215,6 @@ def test_examples_to_paste_work(triton: Triton, number: int) -> None:
         if pieces
         else pasted.stdout.split(" | cached:")[0].strip("\n")
     )
-    whole = text_of(triton, text_input=PROMPT)
+    whole = text_of(triton, text_input=PROMPT, max_tokens=32)
     assert len(told) > 8
     assert whole.startswith(told.rstrip("\n"))

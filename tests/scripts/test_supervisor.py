@@ -23,16 +23,22 @@ class FakeServer:
     killed: bool = False
     asked: bool = False
     killed_stubs: list[str] = field(default_factory=list)
+    older: list[StubProcess] = field(default_factory=list)
 
     def exit_code(self) -> int | None:
         return self.code
 
     def stubs(self) -> list[StubProcess]:
-        return [StubProcess(pid=number, model=model) for number, model in enumerate(sorted(self.stubs_of), 2)]
+        newest = [
+            StubProcess(pid=number, model=model, started=100)
+            for number, model in enumerate(sorted(self.stubs_of), 2)
+        ]
+        return [*newest, *self.older]
 
-    def kill_stub(self, model: str) -> None:
-        self.killed_stubs.append(model)
-        self.stubs_of.discard(model)
+    def kill_stub(self, stub: StubProcess) -> None:
+        self.killed_stubs.append(stub.model)
+        self.stubs_of.discard(stub.model)
+        self.older = [one for one in self.older if one != stub]
 
     def ask_to_stop(self) -> None:
         self.asked = True
@@ -183,6 +189,17 @@ def test_a_late_probe_of_a_model_that_stands_still_is_death_even_if_requests_arr
         rig.control.counters = still + f'tensorcache_requests_waiting{{model="m"}} {count}\n'
         rig.ticks(1)
     assert "load m" in rig.control.calls
+
+
+def test_a_process_that_was_replaced_long_ago_is_ended() -> None:
+    rig = Rig("m")
+    rig.supervisor.bring_up()
+    rig.server.older = [StubProcess(pid=50, model="m", started=1)]
+    rig.ticks(1199)
+    assert rig.server.older
+    rig.ticks(3)
+    assert rig.server.older == []
+    assert rig.control.calls == []
 
 
 def test_no_room_is_alive() -> None:
