@@ -60,11 +60,9 @@ class ArenaFiles:
         self.bound = self._bound()
         self.capacity = settings.share(self.bound) // self._slot_nbytes
         """Slots this process will ever hold at once."""
-        share = settings.share(self.bound)
-        if 0 < share < self._slot_nbytes:
-            self._say(
-                f"host tier off: one block takes {self._slot_nbytes} bytes, this process may hold {share}"
-            )
+        needed, share = self._slot_nbytes, settings.share(self.bound)
+        if 0 < share < needed:
+            self._say(f"host tier off: one block takes {needed} bytes, this process may hold {share}")
 
     def claim(self) -> list[Arena]:
         """Take over unlocked arenas of our geometry, delete what must give way, create one if room is left.
@@ -76,11 +74,11 @@ class ArenaFiles:
         taken = self._take_over()
         self._make_room(0 if self._held else self.room * self._slot_nbytes)
         free = min(self.room, (self.bound - self._node_bytes()) // self._slot_nbytes)
+        if free * 8 < self.capacity and not self._held:
+            self._say(self._waits())
         created = None
         if free * 4 >= self.capacity or (free > 0 and not self._held):  # few slots are not worth another file
             created = self._create(free)
-        elif not self._held:
-            self._say(self._waits())
         return [*taken, created] if created else taken
 
     def others(self) -> set[str]:
@@ -238,8 +236,8 @@ class ArenaFiles:
     def _waits(self) -> str:
         """A second model on the node, or the process before us during a reload: who can tell?"""
         return (
-            f"host tier waits: other arenas of this node hold all of its {self.bound} bytes, so nothing is kept "
-            "here until one is let go; if several models serve on this node, set arena_bytes to what each may "
+            f"host tier waits: other arenas of this node hold (nearly) all of its {self.bound} bytes until "
+            "one of their processes ends; if several models serve on this node, set arena_bytes to what each may "
             f"hold (for two: {self.bound // 2})"
         )
 

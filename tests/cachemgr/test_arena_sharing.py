@@ -68,17 +68,17 @@ def test_by_default_a_second_model_finds_room(host: Host, monkeypatch: pytest.Mo
         cache.close()
 
 
+@pytest.mark.parametrize("left", [0, 1])
 def test_a_second_model_without_room_says_once_what_to_set(
-    host: Host, caplog: pytest.LogCaptureFixture
+    host: Host, caplog: pytest.LogCaptureFixture, left: int
 ) -> None:
-    nbytes = 64 * STRIDE
     first = host.open()
-    wide_blocks = nbytes // slot_nbytes(WIDER.payload_nbytes) + 1
+    wide_blocks = 64 * STRIDE // slot_nbytes(WIDER.payload_nbytes) + left
     assert not caplog.records
     second = host.open(blocks=wide_blocks, block_format=WIDER)
     for _ in range(3):
         second._refresh_arenas()
-    assert (slots(first), slots(second)) == (64, 0)
+    assert (slots(first), slots(second)) == (64, left)
     (said,) = caplog.messages
     assert said.startswith("host tier waits: ")
     bound = wide_blocks * slot_nbytes(WIDER.payload_nbytes)
