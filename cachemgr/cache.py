@@ -78,6 +78,7 @@ class HostCache:
         self._staging: list[npt.NDArray[np.uint8]] = []
         self._others = OtherArenas(files, opener=self._opener, table=self._table)
         self._asked = False
+        self._warned: set[str] = set()
         self._closed = Event()
         self._refresher = Thread(target=self._refresh_on, name="cache-arenas", daemon=True)
         if files.capacity:
@@ -196,9 +197,14 @@ class HostCache:
             if verdict is not Verdict.WHOLE:
                 self._table.reject(slot, lease.hashes[index], verdict)
                 if arena is not None and slot < FIRST_OTHER_SLOT:
-                    log.warning("block removed from use: %s in %s", verdict.value, arena.path)
+                    self._warn(verdict, arena.path)
                 return row
         return len(blocks)
+
+    def _warn(self, verdict: Verdict, path: str) -> None:
+        if path not in self._warned:
+            self._warned.add(path)
+            log.warning("block removed from use: %s in %s; more are only counted", verdict.value, path)
 
     def _copy_checked(
         self, arena: ArenaView | None, slot: int, address: BlockAddress, out: npt.NDArray[np.uint8]

@@ -2,13 +2,14 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.cachemgr.host import Host
+from tests.cachemgr.peer_process import Peer
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine is not a wrong answer
 settings.load_profile("no deadline")
@@ -27,3 +28,16 @@ def host(shared_memory: Path) -> Iterator[Host]:
     host = Host(shared_memory)
     yield host
     host.close()
+
+
+@pytest.fixture
+def start_peer(host: Host) -> Iterator[Callable[..., Peer]]:
+    peers: list[Peer] = []
+
+    def start(**options: int) -> Peer:
+        peers.append(Peer(host, **options))
+        return peers[-1]
+
+    yield start
+    for peer in peers:
+        peer.kill()  # one that a failed test left churning would not end by itself

@@ -33,6 +33,10 @@ class Peer:
         self._process.stdin.flush()
         return self._hear()
 
+    def exit_code(self) -> int | None:
+        """None while it lives; negative if it was a signal."""
+        return self._process.poll()
+
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone. Nothing if it ended before."""
         self._process.kill()

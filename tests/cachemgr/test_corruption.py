@@ -1,6 +1,8 @@
 """Slots that are corrupt, truncated, foreign or stale: a miss, removed, counted, and never wrong bytes."""
 
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from cachemgr import BlockFormat, CacheSecrets
 from cachemgr.shard import HEADER_DTYPE, HEADER_NBYTES, slot_nbytes
 from tests.cachemgr.host import FORMAT, SECRETS, Host, chain, fill, payload_of, read, write
+from tests.cachemgr.peer_process import PEER_FORMAT, Peer, fill_peer
 
 STRIDE = slot_nbytes(FORMAT.payload_nbytes)
 OTHER_KEY = CacheSecrets(SECRETS.naming, {2: bytes(32)})
@@ -281,3 +284,33 @@ def test_only_private_copies_reach_the_engine(host: Host) -> None:
     assert cache.restore(lease, first=0, sink=scribble_then_import) == 3
     lease.release()
     assert seen == [payload_of(name).tobytes() for name in hashes]
+
+
+def test_a_truncation_under_a_working_process_costs_at_most_that_process(
+    host: Host, start_peer: Callable[..., Peer]
+) -> None:
+    """It may hit the one store or copy that runs at that moment: SIGBUS. Nothing else may come of it."""
+    peer = start_peer(blocks=16)
+    peer.ask("churn", 4, 12)
+    (path,) = host.arenas()
+    nbytes = path.stat().st_size
+    for _ in range(200):
+        os.truncate(path, 0)
+        os.truncate(path, nbytes)
+    assert peer.exit_code() in (None, -signal.SIGBUS)
+    peer.kill()
+    cache = host.open(blocks=16, block_format=PEER_FORMAT)
+    assert fill_peer(cache, 12, seed=7) == 12
+    assert cache.lookup(chain(cache, 12, seed=7)) == 12
+    assert path.stat().st_blocks * 512 >= path.stat().st_size == nbytes
+    cache.check_integrity()
+
+
+def test_a_corrupt_arena_is_said_once(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    cache = host.open()
+    for _ in range(3):
+        fill(cache, chain(cache, 1))
+        slots_of(host.arenas()[0])[:, 300] ^= 1
+        assert read(cache, chain(cache, 1)) == 0
+    assert cache.counters()["cache_corrupt_blocks_total"] == 3
+    assert caplog.text.count("block removed from use") == 1

@@ -1,7 +1,7 @@
 """Real processes that read each other's arenas: a reload, a kill, and a writer faster than the reader."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -17,21 +17,8 @@ PEER_STRIDE = slot_nbytes(PEER_FORMAT.payload_nbytes)
 
 
 @pytest.fixture
-def start_peer(host: Host) -> Iterator[Callable[..., Peer]]:
-    peers: list[Peer] = []
-
-    def start(**options: int) -> Peer:
-        peers.append(Peer(host, **options))
-        return peers[-1]
-
-    yield start
-    for peer in peers:
-        peer.kill()  # one that a failed test left churning would not end by itself
-
-
-@pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tend all the time instead of once a second."""
+    """Look at the arenas all the time instead of once a second."""
     monkeypatch.setattr(cachemgr.cache, "_REFRESH_INTERVAL_S", 0.005)
     monkeypatch.setattr(cachemgr.cache, "_REFRESH_SHARE", 0)
 
