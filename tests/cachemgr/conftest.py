@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from cachemgr import PrefixCache
 from tests.cachemgr.host import Host
 from tests.cachemgr.peer_process import Peer
+from tests.cachemgr.tiers import TIERS, OpenTier
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine is not a wrong answer
 settings.load_profile("no deadline")
@@ -41,3 +43,15 @@ def start_peer(host: Host) -> Iterator[Callable[..., Peer]]:
     yield start
     for peer in peers:
         peer.kill()  # one that a failed test left churning would not end by itself
+
+
+@pytest.fixture(params=TIERS)
+def open_tier(request: pytest.FixtureRequest, host: Host) -> OpenTier:
+    """`open_tier(blocks=64)`: a cache with room for so many blocks."""
+    opened: OpenTier = request.param(host)
+    return opened
+
+
+@pytest.fixture
+def cache(open_tier: OpenTier) -> PrefixCache:
+    return open_tier()
