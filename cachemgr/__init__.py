@@ -1,4 +1,34 @@
-"""The embedded cache manager: block hashes, shards, arenas, tiers, leases.
+"""The embedded cache manager: what blocks are called, where their bytes are, and who may have them.
+
+    contract        PrefixCache and what it takes and gives; the door for tiers beyond this process
+    block_hash      tokens → names of blocks, a keyed chain
+    cache           the two paths below, and the thread that looks after the arenas
+    slot_table      which slot may be found, pinned, evicted, reserved: all that the one lock guards
+    ├ index         name → slot, and a row per slot
+    ├ eviction      which block goes next
+    ├ other_blocks  name → slot in the arena of another process
+    └ integrity     proof that these agree, for tests and idle checks
+    lease           what callers hold: a lease to read, a reservation to write
+    shard           a block's bytes with a header in front: sealing, and judging what is found
+    arena           one shared-memory file of slots
+    arena_files     which files are taken over, created, deleted, within one bound per node
+    other_arenas    what other processes of this node publish in theirs
+    lane_tier       lanes of finished sequences, for the next prompt with the same beginning
+    remote          the null object where no tier beyond this process is configured
+    secrets, keys   what names and tags are keyed with, and how keys are derived
+    settings        bounds and names of a node;  `errors` the refusals;  `counts` what the metrics show
+
+Read path: `hashes` → `lookup` counts the known run → `acquire` pins it → `restore` copies each block to
+private memory, checks header and tag on the copy, hands it to the engine → `release`.
+Write path: `prepare` reserves a slot, evicting if it must → the engine writes into it → `commit` seals the
+header and writes its magic last.
+
+Invariants
+- Only a private copy that passed its check reaches the engine; anything else is a miss and a counter.
+- A block is found whole or not at all: by threads, by other processes, and after a SIGKILL.
+- A pinned slot is neither evicted nor written. Eviction takes descendants before their ancestors.
+- The lock is held neither across I/O nor for longer than 100 µs.
+- All arenas of a node together keep the bound; only the one that holds a file's lock writes it.
 
 Never imports engines or backend.
 """
