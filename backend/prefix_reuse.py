@@ -70,7 +70,6 @@ class PrefixReuse:
         self._tier = tier
         self._clock = clock
         self._block = engine.spec.block_tokens
-        self._owned: set[LaneId] = set()
         self.cache_errors = 0
         self.hit_tokens = {"lane": 0, "host": 0}
 
@@ -98,7 +97,6 @@ class PrefixReuse:
         if lane is None:
             return False
         seq.lane = lane
-        self._owned.add(lane)
         usable = max(in_place, self._restore(seq, lane, in_place))
         seq.kept = min(usable, known)  # blocks that only the lane had are offered to the cache again
         seq.written = seq.cached_tokens = max(0, min(usable * self._block, seq.prompt_tokens - 2))
@@ -125,7 +123,6 @@ class PrefixReuse:
         if seq.lane is None:
             return
         lane, seq.lane = seq.lane, None
-        self._owned.discard(lane)
         blocks = min(seq.written // self._block, len(seq.hashes)) if retain else 0
         if blocks:
             self._tier.retain(lane, seq.hashes[:blocks], now=self._clock())
@@ -152,8 +149,9 @@ class PrefixReuse:
             self._lanes.forget(LaneId(expired))
         retained = self._lanes.retained
         match = self._tier.match(seq.hashes, now=now) if seq.hashes and retained else None
-        near = match is not None and (not self._owned or match[0] <= max(self._owned) + 1)
-        wanted = LaneId(match[0]) if match is not None and (near or match[1] > known) else None
+        wanted = LaneId(match[0]) if match is not None else None
+        if match is not None and match[1] <= known and self._lanes.widens(LaneId(match[0])):
+            wanted = None
         lane = self._lanes.reserve(seq.room, prefer=wanted)
         if lane in retained:
             self._tier.take(lane)

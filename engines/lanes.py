@@ -38,6 +38,15 @@ class LanePool:
         """Free lanes that still hold the KV of a finished sequence."""
         return frozenset(self._retained)
 
+    def widens(self, lane: LaneId) -> bool:
+        """True if reserving `lane` makes decode steps span rows of lanes that nobody uses.
+
+        They span all lanes up to the highest active one, so the lane next to it adds no row but its own.
+        Nobody is slowed down while no lane is active.
+        """
+        highest = self._highest_active()
+        return highest >= 0 and lane > highest + 1
+
     def reserve(self, tokens: int, *, prefer: LaneId | None = None) -> LaneId | None:
         """Take a lane with room for `tokens` positions; None if none is free or none is that long.
 
@@ -65,5 +74,9 @@ class LanePool:
         self._retained.discard(lane)
 
     def _cheapest(self) -> LaneId:
-        highest = max((lane for lane in range(self._lanes) if lane not in self._free), default=-1)
+        highest = self._highest_active()
         return min(self._free, key=lambda lane: (max(lane, highest), lane in self._retained, lane))
+
+    def _highest_active(self) -> int:
+        """−1 without one."""
+        return max((lane for lane in range(self._lanes) if lane not in self._free), default=-1)

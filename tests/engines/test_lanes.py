@@ -63,6 +63,16 @@ def test_the_preferred_lane_is_taken_if_it_is_free() -> None:
     assert lanes.reserve(1, prefer=LaneId(2)) == 0, "it is not free any more"
 
 
+def test_a_lane_beyond_the_next_one_widens_decode_steps() -> None:
+    lanes = pool(lanes=5)
+    assert not any(lanes.widens(LaneId(lane)) for lane in range(5)), "nobody decodes"
+    for _ in range(3):
+        lanes.reserve(1)
+    lanes.release(LaneId(0))
+    lanes.release(LaneId(2))
+    assert [lanes.widens(LaneId(lane)) for lane in (0, 2, 3, 4)] == [False, False, True, True]
+
+
 def test_forgotten_lanes_are_plain_free_lanes() -> None:
     lanes = pool()
     for _ in range(3):
