@@ -96,6 +96,16 @@ class StopMatcher:
         self._node, self._length = node, length
         return False
 
+    def skip(self, text: str) -> None:
+        """Take the next piece; no occurrence that ends in it counts."""
+        words = self._words
+        node = self._node
+        for char in text:
+            while node and char not in words.steps[node]:
+                node = words.fallbacks[node]
+            node = words.steps[node].get(char, 0)
+        self._node, self._length = node, self._length + len(text)
+
     @property
     def clear(self) -> int:
         """No stop word starts before this offset, whatever follows."""

@@ -93,9 +93,9 @@ class TextModel:
         """The text of whole `ids`, special tokens skipped: what a StreamDecoder ends up with."""
         return decode(self._table, [int(token) for token in ids])
 
-    def stream(self, stop_words: Iterable[str] = ()) -> StreamDecoder:
+    def stream(self, stop_words: Iterable[str] = (), *, min_tokens: int = 0) -> StreamDecoder:
         """A decoder for the output of one generation."""
-        return StreamDecoder(self._table.start(), StopWords(stop_words))
+        return StreamDecoder(self._table.start(), StopWords(stop_words), min_tokens=min_tokens)
 
 
 def _load(data: bytes) -> Tokenizer:

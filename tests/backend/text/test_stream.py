@@ -23,9 +23,10 @@ def run(decoder: StreamDecoder, ids: list[int]) -> list[str]:
     return [*map(decoder.push, ids), decoder.finish()]
 
 
-def stream(*pieces: bytes, stop: list[str] | None = None) -> StreamDecoder:
+def stream(*pieces: bytes, stop: list[str] | None = None, min_tokens: int = 0) -> StreamDecoder:
     """A decoder over byte-level tokens 0, 1, 2 … with these bytes."""
-    return StreamDecoder(ByteLevelTable.of(pieces).start(), StopWords(stop or []))
+    words = StopWords(stop or [])
+    return StreamDecoder(ByteLevelTable.of(pieces).start(), words, min_tokens=min_tokens)
 
 
 def deltas(*pieces: bytes, stop: list[str] | None = None) -> list[str]:
@@ -182,3 +183,26 @@ def test_endless_combining_marks_are_let_go() -> None:
 def test_finish_twice_adds_nothing() -> None:
     decoder = stream("é".encode())
     assert [decoder.push(0), decoder.finish(), decoder.finish()] == ["", "é", ""]
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text"),
+    [
+        (0, "a"),
+        (1, "a"),
+        (2, "aSTOPb"),  # ends in the second token: it does not count
+        (3, "aSTOPb"),  # the second one ends in the fourth token, though it starts before
+        (4, "aSTOPbSTOPc"),
+        (9, "aSTOPbSTOPc"),
+    ],
+)
+def test_a_stop_word_within_the_first_tokens_does_not_count(min_tokens: int, text: str) -> None:
+    decoder = stream(b"aST", b"OPb", b"ST", b"OP", b"c", stop=["STOP"], min_tokens=min_tokens)
+    assert "".join(run(decoder, [0, 1, 2, 3, 4])) == text
+    assert decoder.stopped == (min_tokens < 4)
+
+
+def test_a_character_cut_off_within_the_first_tokens_is_no_stop_word() -> None:
+    decoder = stream(b"a", "é".encode()[:1], stop=["\ufffd"], min_tokens=4)
+    assert "".join(run(decoder, [0, 1])) == "a\ufffd"
+    assert not decoder.stopped
