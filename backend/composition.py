@@ -23,7 +23,7 @@ from backend.sampling import NumpySampler
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence, open_sequence
 from backend.service import DecoderService
-from backend.settings import ModelSettings, NodeSettings
+from backend.settings import FORWARDED_HEADERS, ModelSettings, NodeSettings
 from backend.step_loop import StepLoop
 from backend.stepper import Stepper
 from backend.text import TextModel
@@ -72,6 +72,7 @@ def open_decoder(
             authoriser=authoriser,
             instruments=instruments,
             labels=labels,
+            forwarded_headers=node.forwarded_headers,
         )
         undo.pop_all()
     return service
@@ -103,6 +104,7 @@ def wire(
     authoriser: Authoriser,
     instruments: Instruments,
     labels: Mapping[str, str],
+    forwarded_headers: frozenset[str] = FORWARDED_HEADERS,
     clock: Clock = time.monotonic,
 ) -> DecoderService:
     """Everything between a request and the engine, started."""
@@ -114,7 +116,8 @@ def wire(
     sampler = NumpySampler(spec.geometry.vocab_size)
 
     def readings() -> list[Reading]:
-        return [*reuse.readings(), *(Reading(name, value, HOST) for name, value in cache.counters().items())]
+        host = (Reading(name, value, HOST) for name, value in cache.counters().items())
+        return [*reuse.readings(), Reading("integrity_failures_total", float(loop.integrity_failures)), *host]
 
     metrics = RequestMetrics(instruments, labels, release=spec.digest[:16], readings=readings, clock=clock)
     replies = Replies(cancel=lambda ticket: loop.cancel(ticket), after_round=metrics.publish, clock=clock)
@@ -136,7 +139,7 @@ def wire(
             eos_token_ids=text.eos_token_ids,
             logprobs=request.logprobs,
         )
-        out = text.stream(request.stop_words)
+        out = text.stream(request.stop_words, min_tokens=request.min_tokens)
         return open_sequence(ticket, request, sink=sink, text=out, row=row, max_seq_len=spec.max_seq_len)
 
     loop = StepLoop(stepper, begin, max_inbox=settings.max_queue_size + spec.lanes, clock=clock)
@@ -146,6 +149,7 @@ def wire(
         vocab_size=spec.geometry.vocab_size,
         default_max_tokens=settings.default_max_tokens,
         max_prompt_bytes=max(MIN_PROMPT_BYTES, PROMPT_BYTES_PER_TOKEN * spec.max_seq_len),
+        forwarded_headers=forwarded_headers,
     )
     parse = partial(parse_generation, limits=limits, text=text, hasher=cache.hashes, clock=clock)
     return DecoderService(
@@ -155,5 +159,6 @@ def wire(
         replies=replies,
         engine=engine,
         cache=cache,
+        observer=metrics,
         drain_s=settings.drain_s,
     )

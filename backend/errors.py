@@ -4,7 +4,7 @@ BackendError
 ├── InvalidRequest   INVALID_ARG: names the field, the limit and the value
 ├── Overloaded       UNAVAILABLE: the queue is full, or the backend is closing
 ├── EngineFailed     INTERNAL: the engine failed the step this request was in
-├── DeadlineExceeded UNAVAILABLE: only where no text was produced at all
+├── DecoderGone      UNAVAILABLE: the decoder that a facade asks has died, or does not answer
 └── ConfigError      the model does not load; names the key, the limit and the value
 """
 
@@ -32,8 +32,8 @@ class EngineFailed(BackendError):
     """The engine raised inside this request's step."""
 
 
-class DeadlineExceeded(BackendError):
-    """The request's deadline passed before its first token."""
+class DecoderGone(BackendError):
+    """The decoder that a facade asks has died, or does not answer; the caller may try again later."""
 
 
 class ConfigError(BackendError):

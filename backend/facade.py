@@ -2,33 +2,31 @@
 
 Triton's HTTP `infer` refuses decoupled models. The facade takes the same inputs, forwards them with
 `stream` off together with the caller's parameters (among them the credential, never an identity), and sends
-the decoder's one answer back. Sending through a response sender and returning from `execute` at once lets
-one instance hold many requests open; an `async` execute of a model that is not decoupled would hold one.
+the decoder's one answer back, with every output there is unless the caller named some. Sending through a
+response sender and returning from `execute` at once lets one instance hold many requests open; an `async`
+execute of a model that is not decoupled would hold one.
 
-Threads: `start` and `close` on Triton's thread; each open request on a thread that only waits; one watcher.
+Names that start with triton_ are the server's and ours; gRPC clients cannot send them, HTTP clients can.
+They are never forwarded: what the decoder reads of `calls` in a facade's question, the facade wrote.
+
+Threads: one per open request, which only waits (`answer`); `cancel` on any.
 """
 
-import itertools
 import json
-import logging
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from backend.errors import BackendError, DeadlineExceeded, EngineFailed, Overloaded
+from backend.calls import CALL, CANCEL_CALL, ERROR, INTERNAL_PREFIX, REASON, TEXT
+from backend.errors import BackendError, DecoderGone, EngineFailed
 from backend.io import OUTPUTS
 from backend.settings import FacadeSettings
 
-log = logging.getLogger(__name__)
+TIMEOUT_MARGIN_S: Final = 5.0
+"""How much longer than its deadline a request is waited for: the decoder answers it with what there is."""
 
-CLOSE_S: Final = 30.0
-ASKED_BY_FACADE: Final = "triton_asked_by_facade"
-"""Parameter of a facade's question. Triton refuses such names from clients: only a facade can send it."""
-
+_LOGPROBS: Final = "logprobs"
 _ALL_OUTPUTS: Final = [port.name for port in OUTPUTS]
 
 
@@ -39,8 +37,21 @@ class Statuses(Protocol):
         """The server's error object."""
         ...
 
-    def restored(self, error: Any) -> Any:
-        """An error of the decoder with the status that was lost on the way here."""
+    def named(self, status: str, text: str) -> Any:
+        """The server's error object for the name of a status."""
+        ...
+
+
+class AskedCall(Protocol):
+    """One request at the facade, while it is being asked."""
+
+    @property
+    def call_id(self) -> str:
+        """Its name at the decoder."""
+        ...
+
+    def received(self, decoder_pid: int) -> None:
+        """The decoder has the call."""
         ...
 
 
@@ -58,139 +69,112 @@ class Facade:
         return self._settings.max_open_requests
 
     @property
-    def answer_timeout_s(self) -> float:
-        """How long the decoder may take for one answer."""
-        return self._settings.answer_timeout_s
+    def decoder(self) -> str:
+        """Name of the model that is asked."""
+        return self._settings.facade_for
 
     @property
     def final_flag(self) -> Any:
         """Marks the only response as the last."""
         return self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
-    def answer(self, request: Any) -> Any:
+    def patience_s(self, request: Any) -> float:
+        """How long the answer may take: the request's own timeout counts, if it has one."""
+        micros = request.timeout() or _whole(_parameters(request).get("timeout"))
+        limit = self._settings.answer_timeout_s
+        return min(limit, micros / 1e6 + TIMEOUT_MARGIN_S) if micros > 0 else limit
+
+    def answer(self, request: Any, call: AskedCall) -> Any:
         """The one response for `request`: the decoder's, or an error."""
         try:
-            return self._ask(request)
+            return self._ask(request, call)
         except BackendError as error:
             return self.refuse(error)
         except Exception as error:  # pb_utils raises its own type: unknown model, model not ready
-            return self.refuse(EngineFailed(f"{self._settings.facade_for}: {error}"))
+            return self.refuse(DecoderGone(f"{self.decoder}: {error}"))
 
     def refuse(self, error: BackendError) -> Any:
         """A response that carries `error`."""
         return self._pb.InferenceResponse(error=self._statuses.error(error))
 
-    def _ask(self, request: Any) -> Any:
-        parameters = json.loads(request.parameters() or "{}")
+    def cancel(self, call_id: str) -> None:
+        """Have the decoder end a call. Waits for its word; raises the server's own error type."""
+        for _ in self._exec({CANCEL_CALL: call_id}, inputs=[], outputs=_ALL_OUTPUTS[:1]):
+            pass
+
+    def _ask(self, request: Any, call: AskedCall) -> Any:
         inputs = [tensor for tensor in request.inputs() if tensor.name() != "stream"]
-        inputs.append(self._pb.Tensor("stream", np.array([False])))
-        question = self._pb.InferenceRequest(
-            model_name=self._settings.facade_for,
-            request_id=request.request_id(),
-            requested_output_names=list(request.requested_output_names()) or _ALL_OUTPUTS,
+        responses = self._exec(
+            _forwarded(_parameters(request)) | {CALL: call.call_id},
             inputs=inputs,
+            request_id=request.request_id(),
             timeout=request.timeout(),
-            parameters={key: value for key, value in parameters.items() if _forwarded(key)}
-            | {ASKED_BY_FACADE: True},
         )
-        answers = []
-        for response in question.exec(
-            decoupled=True
-        ):  # to its end: a stub with half-read answers cannot exit
-            if response.has_error():
-                answers.append(self._pb.InferenceResponse(error=self._statuses.restored(response.error())))
-            elif response.output_tensors():
-                answers.append(self._pb.InferenceResponse(output_tensors=response.output_tensors()))
-        if not answers:
-            raise EngineFailed(f"{self._settings.facade_for}: ended without an answer")
-        return answers[0]
+        answer: Any = None
+        for response in responses:  # to its end: a stub with half-read answers cannot exit
+            if response.has_error():  # the server's own: the decoder is not there, or just died
+                raise DecoderGone(f"{self.decoder}: {response.error().message()}")
+            tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
+            if REASON in tensors:
+                answer = self._answer_of(tensors, wanted=list(request.requested_output_names()))
+            elif tensors:
+                call.received(int(_read(tensors[TEXT])))
+        if answer is None:
+            raise EngineFailed(f"{self.decoder}: ended without an answer")
+        return answer
 
-
-def _forwarded(name: str) -> bool:
-    """`stream` is decided here; names that start with triton_ belong to the server."""
-    return name != "stream" and not name.startswith("triton_")
-
-
-class FacadeService:
-    """Runs a facade: one waiting thread per open request, no queue behind them, and an end to every wait.
-
-    A decoder whose process dies leaves its callers without an answer, for ever; a watcher then refuses them
-    after `answer_timeout_s` and gives their places to others. Whoever takes a request out of `_open`
-    answers it.
-    """
-
-    def __init__(self, facade: Facade, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._facade = facade
-        self._clock = clock
-        self._open: dict[int, _OpenRequest] = {}
-        self._numbers = itertools.count(1)
-        self._changed = threading.Condition()
-        self._closing = False
-        threading.Thread(target=self._watch, name="facade-watch", daemon=True).start()
-
-    @property
-    def ready(self) -> bool:
-        """Always: whether the decoder is, shows when it is asked."""
-        return True
-
-    def start(self, request: Any) -> None:
-        """Answer `request` on a thread of its own, or refuse it when `max_open_requests` are open."""
-        opened = _OpenRequest(
-            request.get_response_sender().send, self._clock() + self._facade.answer_timeout_s
+    def _exec(
+        self,
+        parameters: Mapping[str, object],
+        *,
+        inputs: list[Any],
+        outputs: list[str] = _ALL_OUTPUTS,
+        request_id: str = "",
+        timeout: int = 0,
+    ) -> Iterator[Any]:
+        question = self._pb.InferenceRequest(
+            model_name=self.decoder,
+            request_id=request_id,
+            requested_output_names=outputs,
+            inputs=[*inputs, self._pb.Tensor("stream", np.array([False]))],
+            timeout=timeout,
+            parameters=dict(parameters),
         )
-        number = next(self._numbers)
-        with self._changed:
-            limit = self._facade.max_open_requests
-            admitted = len(self._open) < limit
-            if admitted:
-                self._open[number] = opened
-                self._changed.notify_all()
-        if admitted:
-            threading.Thread(target=self._serve, args=(request, number), daemon=True).start()
-        else:
-            error = Overloaded(f"{limit} requests are open, max_open_requests is {limit}")
-            opened.answer(self._facade.refuse(error), flags=self._facade.final_flag)
+        responses: Iterator[Any] = question.exec(decoupled=True)
+        return responses
 
-    def close(self) -> None:
-        """Wait for open requests; those of a decoder that never answers are left after CLOSE_S."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._open, timeout=CLOSE_S)
-
-    def _serve(self, request: Any, number: int) -> None:
-        self._answer(number, self._facade.answer(request))
-
-    def _answer(self, number: int, response: Any) -> None:
-        with self._changed:
-            opened = self._open.pop(number, None)
-        if opened is not None:
-            opened.answer(response, flags=self._facade.final_flag)
-        with self._changed:
-            self._changed.notify_all()
-
-    def _watch(self) -> None:
-        while True:
-            with self._changed:
-                now = self._clock()
-                overdue = [number for number, opened in self._open.items() if opened.deadline <= now]
-                if not overdue:
-                    if self._closing and not self._open:
-                        return
-                    due = min((opened.deadline for opened in self._open.values()), default=None)
-                    self._changed.wait(None if due is None else due - now)
-            for number in overdue:
-                limit = self._facade.answer_timeout_s
-                self._answer(number, self._facade.refuse(DeadlineExceeded(f"no answer within {limit:g} s")))
+    def _answer_of(self, tensors: Mapping[str, Any], *, wanted: list[str]) -> Any:
+        """What the decoder said as a response: the outputs the caller named, or all of them."""
+        found, _, status = _read(tensors[REASON]).partition(ERROR)
+        if status and not found:
+            error = self._statuses.named(status, _read(tensors[TEXT]))
+            return self._pb.InferenceResponse(error=error)
+        absent = self._pb.Tensor(_LOGPROBS, np.empty(0, np.float32))  # those nobody asked the decoder for
+        outputs = {_LOGPROBS: absent} | dict(tensors)
+        return self._pb.InferenceResponse(output_tensors=[outputs[name] for name in wanted or _ALL_OUTPUTS])
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenRequest:
-    send: Callable[..., None]
-    deadline: float
+def _parameters(request: Any) -> dict[str, Any]:
+    parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+    return parameters
 
-    def answer(self, response: Any, *, flags: Any) -> None:
-        try:
-            self.send(response, flags=flags)
-        except Exception as error:  # the server's own error type: the caller is gone
-            log.warning("a response could not be sent: %s", error)
+
+def _forwarded(parameters: Mapping[str, Any]) -> dict[str, object]:
+    """`stream` is decided here. A BLS call takes no floats: the decoder reads numbers in texts as well."""
+    return {
+        name: repr(value) if isinstance(value, float) else value
+        for name, value in parameters.items()
+        if name != "stream" and not name.startswith(INTERNAL_PREFIX)
+    }
+
+
+def _whole(value: object) -> int:
+    """A timeout as the decoder will read it; 0 for what it will refuse."""
+    try:
+        return int(value) if isinstance(value, int | str) else 0
+    except ValueError:
+        return 0
+
+
+def _read(tensor: Any) -> str:
+    return bytes(tensor.as_numpy()[0]).decode("utf-8")

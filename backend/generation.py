@@ -58,6 +58,7 @@ class Generation:
     deadline: float | None
     prompt_text: str = ""
     cache_salt: str = ""
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 The step loop only appends a record when a request ends; the replies thread turns records into log lines and
 metric updates. Nothing happens per token.
 
-Threads: `ended` on the step loop; `publish` on the replies thread.
+Threads: `ended` on the step loop; `refused` there and on the server's thread; `publish` on the replies
+thread.
 """
 
 import logging
@@ -20,6 +21,13 @@ PREFIX: Final = "tensorcache_"
 TTFT_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TPOT_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 GAUGES_EVERY_S: Final = 1.0
+
+_ENDED: Final = ("requests_total", "Requests that ended, by reason")
+_REFUSED: Final = (
+    "requests_refused_total",
+    "Requests that were turned away before they were queued, by reason",
+)
+_MAX_ID: Final = 128
 
 Labels = Mapping[str, str]
 
@@ -99,6 +107,14 @@ class EndedRequest:
     total_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedRequest:
+    """What is known of a request that was turned away; `reason` is the name of the error."""
+
+    request_id: str
+    reason: str
+
+
 _LOAD_HELP: Final = {
     "requests_waiting": "Requests without a lane",
     "requests_running": "Requests that own a lane",
@@ -126,9 +142,9 @@ class RequestMetrics:
         self._release = release
         self._readings = readings
         self._clock = clock
-        self._ended: deque[EndedRequest] = deque()
+        self._ended: deque[EndedRequest | RefusedRequest] = deque()
         self._next_gauges = 0.0
-        self._outcomes: dict[str, Counter] = {}
+        self._outcomes: dict[tuple[str, str], Counter] = {}
         self._gauges: dict[tuple[str, str], Gauge] = {}
         self._totals: dict[tuple[str, str], tuple[Counter, float]] = {}
         self.load: Callable[[], Load] = Load
@@ -145,7 +161,9 @@ class RequestMetrics:
         )
 
     def ended(self, seq: Running, *, outcome: str, now: float) -> None:
-        """Keep a record for `publish`."""
+        """Keep a record for `publish`, but not of a supervisor's probe."""
+        if seq.request.probe:
+            return
         first, received, output = seq.first_token_at, seq.request.received, seq.output_tokens
         self._ended.append(
             EndedRequest(
@@ -160,10 +178,18 @@ class RequestMetrics:
             )
         )
 
+    def refused(self, request_id: str, *, reason: str) -> None:
+        """Keep a record for `publish`."""
+        self._ended.append(RefusedRequest(request_id, reason))
+
     def publish(self) -> None:
         """Log and count what ended; refresh the gauges about once a second."""
         while self._ended:
-            self._publish_ended(self._ended.popleft())
+            ended = self._ended.popleft()
+            if isinstance(ended, RefusedRequest):
+                self._publish_refused(ended)
+            else:
+                self._publish_ended(ended)
         now = self._clock()
         if now >= self._next_gauges:
             self._next_gauges = now + GAUGES_EVERY_S
@@ -172,7 +198,7 @@ class RequestMetrics:
     def _publish_ended(self, ended: EndedRequest) -> None:
         log.info(
             "request id=%s release=%s input=%d output=%d cached=%d ttft_ms=%s total_ms=%.1f reason=%s",
-            ended.request_id or "-",
+            _shown(ended.request_id),
             self._release,
             ended.input_tokens,
             ended.output_tokens,
@@ -181,12 +207,7 @@ class RequestMetrics:
             ended.total_s * 1e3,
             ended.outcome,
         )
-        counter = self._outcomes.get(ended.outcome)
-        if counter is None:
-            labels = {**self._labels, "reason": ended.outcome}
-            counter = self._instruments.counter("requests_total", "Requests that ended, by reason", labels)
-            self._outcomes[ended.outcome] = counter
-        counter.increment(1)
+        self._count_reason(*_ENDED, ended.outcome)
         self._input.increment(ended.input_tokens)
         self._output.increment(ended.output_tokens)
         self._cached.increment(ended.cached_tokens)
@@ -194,6 +215,19 @@ class RequestMetrics:
             self._ttft.observe(ended.ttft_s)
         if ended.tpot_s is not None:
             self._tpot.observe(ended.tpot_s)
+
+    def _publish_refused(self, refused: RefusedRequest) -> None:
+        shown = _shown(refused.request_id)
+        log.info("request id=%s release=%s refused reason=%s", shown, self._release, refused.reason)
+        self._count_reason(*_ENDED, refused.reason)
+        self._count_reason(*_REFUSED, refused.reason)
+
+    def _count_reason(self, name: str, description: str, reason: str) -> None:
+        counter = self._outcomes.get((name, reason))
+        if counter is None:
+            labels = {**self._labels, "reason": reason}
+            counter = self._outcomes[name, reason] = self._instruments.counter(name, description, labels)
+        counter.increment(1)
 
     def _publish_gauges(self) -> None:
         load = self.load()
@@ -232,3 +266,10 @@ class RequestMetrics:
 
 def _describe(name: str) -> str:
     return name.replace("_", " ").capitalize()
+
+
+def _shown(request_id: str) -> str:
+    """An id for the log: it is the client's, so it must not forge lines."""
+    if request_id.isprintable() and len(request_id) <= _MAX_ID:
+        return request_id or "-"
+    return repr(request_id[:_MAX_ID])

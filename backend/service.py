@@ -18,6 +18,7 @@ from backend.errors import BackendError, EngineFailed
 from backend.generation import Generation
 from backend.replies import Replies, Sender
 from backend.step_loop import StepLoop
+from backend.stepper import Observer
 from cachemgr import PrefixCache
 from engines import Engine
 
@@ -51,6 +52,7 @@ class DecoderService:
         replies: Replies,
         engine: Engine,
         cache: PrefixCache,
+        observer: Observer,
         drain_s: float,
     ) -> None:
         self._parse = parse
@@ -59,6 +61,7 @@ class DecoderService:
         self._replies = replies
         self._engine = engine
         self._cache = cache
+        self._observer = observer
         self._drain_s = drain_s
         replies.start()
         loop.start()
@@ -89,13 +92,25 @@ class DecoderService:
             stream = self._replies.open(sender(generation))
             ticket = self._loop.submit(generation, stream)
         except BackendError as error:
-            self._replies.fail(self._replies.open(sender(generation)), error)
+            self._refuse(request_id, error, generation, sender=sender)
         except Exception:
             log.exception("request %s could not be handled", request_id or "-")
             failed = EngineFailed("internal error while the request was read; the log has the details")
-            self._replies.fail(self._replies.open(sender(generation)), failed)
+            self._refuse(request_id, failed, generation, sender=sender)
         else:
             self._replies.watch(stream, ticket)
+
+    def _refuse(
+        self,
+        request_id: str,
+        error: BackendError,
+        generation: Generation | None,
+        *,
+        sender: Callable[[Generation | None], Sender],
+    ) -> None:
+        if generation is None or not generation.probe:
+            self._observer.refused(request_id, reason=type(error).__name__)
+        self._replies.fail(self._replies.open(sender(generation)), error)
 
     def close(self) -> None:
         """Drain, stop the threads, free engine and cache. What the arena holds stays for the next process."""

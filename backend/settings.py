@@ -24,10 +24,13 @@ T = TypeVar("T")
 TRITON_KEYS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"})
 """Parameters that Triton itself and its Python backend read."""
 
+FORWARDED_HEADERS = frozenset({"authorization"})
+
 _AT = re.compile(r" - at `\$\.?([^`]*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _CHOICE = re.compile(r"Invalid enum value (.*)")
 _GOT = re.compile(r", got `[^`]*`")
+_HeaderName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9!#$%&'*+.^_|~-]{1,128}$")]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +46,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: Literal["on", "off"] = "on"
     lane_ttl_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 20.0
+    tp_size: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     def engine_options(self) -> EngineOptions:
         """The part an engine is opened with."""
@@ -62,12 +66,16 @@ class FacadeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     facade_for: Annotated[str, msgspec.Meta(min_length=1)]
     max_open_requests: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
-    answer_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
+    answer_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 300.0
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: str = "local"
     id: str = "node-1"
+
+
+class _Frontend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    forwarded_headers: tuple[_HeaderName, ...] = tuple(FORWARDED_HEADERS)
 
 
 class _Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,22 +96,33 @@ class _Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: _Node = _Node()
+    frontend: _Frontend = _Frontend()
     trust: _Trust = _Trust()
     secrets: _Secrets = _Secrets()
     host: _Host = _Host()
 
 
 class NodeSettings(msgspec.Struct, frozen=True):
-    """tensorcache.toml, with paths made absolute."""
+    """tensorcache.toml, with paths made absolute.
+
+    `forwarded_headers`: names, in lower case, of the headers that Triton is told to hand on as parameters.
+    """
 
     trust: TrustSettings
     secrets_dir: Path
     cache: CacheSettings
+    forwarded_headers: frozenset[str] = FORWARDED_HEADERS
 
 
 def read_model_settings(parameters: Mapping[str, str]) -> ModelSettings:
     """Settings of a decoder from config.pbtxt parameters (name → text)."""
-    return _convert(_own(parameters), ModelSettings, where="config.pbtxt parameter")
+    settings = _convert(_own(parameters), ModelSettings, where="config.pbtxt parameter")
+    if settings.tp_size != 1:
+        problem = "tensor parallelism is not supported, a model must fit one device"
+        raise ConfigError(
+            f"config.pbtxt parameter tp_size: expected 1 ({problem}), found {parameters['tp_size']!r}"
+        )
+    return settings
 
 
 def read_facade_settings(parameters: Mapping[str, str]) -> FacadeSettings:
@@ -133,7 +152,12 @@ def read_node_settings(path: Path) -> NodeSettings:
     except CacheError as error:
         raise ConfigError(f"{path}: {error}") from None
     keys = tuple(root / key for key in file.trust.keys)
-    return NodeSettings(TrustSettings(keys, dict(file.trust.min_release)), root / file.secrets.dir, cache)
+    return NodeSettings(
+        trust=TrustSettings(keys, dict(file.trust.min_release)),
+        secrets_dir=root / file.secrets.dir,
+        cache=cache,
+        forwarded_headers=frozenset(name.lower() for name in file.frontend.forwarded_headers),
+    )
 
 
 def _own(parameters: Mapping[str, str]) -> dict[str, str]:

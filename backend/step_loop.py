@@ -66,6 +66,7 @@ class StepLoop:
         self.heartbeat = clock()
         self.load = stepper.scheduler.load()
         self.failure: BaseException | None = None
+        self.integrity_failures = 0
 
     def start(self) -> None:
         """Begin taking submissions."""
@@ -116,14 +117,26 @@ class StepLoop:
         stepper = self._stepper
         stop: _Stop | None = None
         wait_s = IDLE_BEAT_S
+        checked = True
         while stop is None or (stepper.busy and self._clock() < stop.deadline):
+            was_busy = stepper.busy
             stop = self._take(wait_s) or stop
             self.heartbeat = self._clock()
+            checked = not stepper.busy and (checked or (not was_busy and self._checked()))
             progressed = stepper.busy and stepper.step()
             stepper.flush()
             self._measure_load()
             waits = LOADING_BEAT_S if stepper.busy else IDLE_BEAT_S
             wait_s = 0.0 if progressed and stepper.busy else waits
+
+    def _checked(self) -> bool:
+        """Look for lost lanes and leases, once when a whole idle beat has passed: nothing waits for it."""
+        try:
+            self._stepper.scheduler.check_integrity()
+        except AssertionError:
+            self.integrity_failures += 1
+            log.exception("the idle scheduler broke an invariant; it goes on, a restart is advised")
+        return True
 
     def _measure_load(self) -> None:
         """Refresh `load` for the metrics page, whenever the loop runs dry and twice a second else."""

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from backend.errors import BackendError, DeadlineExceeded, EngineFailed
+from backend.errors import BackendError, EngineFailed
 from backend.generation import Delta, FinishReason, ReplySink, Usage
 from backend.sampling import Sampled, Sampler
 from backend.scheduler import PrefillPart, Scheduler
@@ -34,20 +34,15 @@ class Outbox(Protocol):
         ...
 
 
-class DirectOutbox:
-    """Calls the sinks on the spot: for callers without a replies thread."""
-
-    def deliver(self, batch: list[tuple[ReplySink, Delta]]) -> None:
-        """Emit each delta now."""
-        for sink, delta in batch:
-            sink.emit(delta)
-
-
 class Observer(Protocol):
-    """Hears of every request that ended, for metrics and the log. Never blocks."""
+    """Hears of every request that ended or was refused, for metrics and the log. Never blocks."""
 
     def ended(self, seq: Running, *, outcome: str, now: float) -> None:
-        """`outcome` is a finish reason or the name of the error."""
+        """`outcome` is a finish reason or the name of the error. A probe's end is no news."""
+        ...
+
+    def refused(self, request_id: str, *, reason: str) -> None:
+        """A request was turned away before it was queued; `reason` is the name of the error."""
         ...
 
 
@@ -91,7 +86,8 @@ class Stepper:
             self._scheduler.submit(seq)
         except BackendError as error:
             self._batch.append((seq.sink, Delta(error=error)))
-            self._observer.ended(seq, outcome=type(error).__name__, now=self._clock())
+            if not seq.request.probe:
+                self._observer.refused(seq.request.request_id, reason=type(error).__name__)
         else:
             self._open[seq.ticket] = seq
             if seq.request.echo and seq.request.prompt_text:
@@ -106,7 +102,7 @@ class Stepper:
     def step(self) -> bool:
         """One step; False if there was nothing to run (all open sequences wait for blocks)."""
         for seq in self._scheduler.expired(self._clock()):
-            self._expire(seq)
+            self._finish(seq, FinishReason.DEADLINE)
         plan = self._scheduler.plan()
         for seq, error in plan.failed:
             self._fail([seq], error)
@@ -217,14 +213,6 @@ class Stepper:
         ttft = 0.0 if first is None else first - seq.request.received
         delta.usage = Usage(seq.prompt_tokens, seq.output_tokens, seq.cached_tokens, ttft)
         self._end(seq, delta, outcome=delta.finish.value, retain=True)
-
-    def _expire(self, seq: Running) -> None:
-        if seq.output_tokens:
-            self._finish(seq, FinishReason.DEADLINE)
-            return
-        where = "in the queue" if seq.lane is None else "during prefill"
-        error = DeadlineExceeded(f"deadline passed {where}, before the first token")
-        self._end(seq, Delta(error=error), outcome=FinishReason.DEADLINE.value, retain=True)
 
     def _fail(self, seqs: Sequence[Running], error: EngineError) -> None:
         for seq in seqs:

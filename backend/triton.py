@@ -12,6 +12,7 @@ replies thread (decoder) or a facade thread.
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.access import OpenAccess
+from backend.calls import CANCEL_CALL, ERROR, REASON, TEXT, Call, Calls
 from backend.composition import open_decoder
 from backend.environment import config_path
-from backend.errors import BackendError, ConfigError, DeadlineExceeded, InvalidRequest, Overloaded
-from backend.facade import ASKED_BY_FACADE, Facade, FacadeService
+from backend.errors import BackendError, ConfigError, DecoderGone, InvalidRequest, Overloaded
+from backend.facade import Facade
+from backend.facade_service import FacadeService
 from backend.generation import Delta, Generation
 from backend.io import INPUTS, OUTPUTS
 from backend.metrics import PREFIX, Counter, Gauge, Histogram, Labels
@@ -37,7 +40,6 @@ log = logging.getLogger(__name__)
 
 FACADE_PARAMETER: Final = "facade_for"
 RELEASE_DIGITS: Final = 16
-_SPELLED: Final = "\x1f"  # no error text has it: field names and values are shown printable
 
 
 def _pb_utils() -> Any:
@@ -116,7 +118,7 @@ class _Decoder:
         self._pb = pb_utils
         self._service = service
         self._statuses = _Statuses(pb_utils)
-        self._spelled_statuses = _Statuses(pb_utils, spelled=True)
+        self._calls = Calls()
 
     @property
     def ready(self) -> bool:
@@ -125,7 +127,13 @@ class _Decoder:
     def start(self, request: Any) -> None:
         response_sender = request.get_response_sender()
         parameters = json.loads(request.parameters() or "{}")
-        statuses = self._spelled_statuses if ASKED_BY_FACADE in parameters else self._statuses
+        if CANCEL_CALL in parameters:
+            self._calls.cancel(parameters[CANCEL_CALL])
+            response_sender.send(flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
+        call = self._calls.opened(parameters)
+        if call is not None:
+            self._send_receipt(response_sender)
         wanted = frozenset(request.requested_output_names())
         release = self._service.release[:RELEASE_DIGITS]
 
@@ -133,13 +141,22 @@ class _Decoder:
             return TritonSender(
                 self._pb,
                 response_sender,
-                statuses=statuses,
+                statuses=self._statuses,
                 encode=ResponseTensors(self._pb, wanted, release=release, generation=generation),
+                call=call,
             )
 
         if request.timeout() and "timeout" not in parameters:
             parameters["timeout"] = request.timeout()
         self._service.handle(request.request_id(), lambda: _inputs(request), parameters, sender=sender)
+
+    def _send_receipt(self, response_sender: Any) -> None:
+        """Tell a facade at once that its call is here, and in which process. Nobody else sends yet."""
+        receipt = [self._pb.Tensor(TEXT, _text(str(os.getpid())))]
+        try:
+            response_sender.send(self._pb.InferenceResponse(output_tensors=receipt))
+        except Exception as error:  # the server's own error type: the caller is gone
+            log.warning("a receipt could not be sent: %s", error)
 
     def close(self) -> None:
         self._service.close()
@@ -178,63 +195,65 @@ class TritonSender:
     """The way back to one caller, over Triton's response sender."""
 
     def __init__(
-        self, pb_utils: Any, response_sender: Any, *, statuses: "_Statuses", encode: ResponseTensors
+        self,
+        pb_utils: Any,
+        response_sender: Any,
+        *,
+        statuses: "_Statuses",
+        encode: ResponseTensors,
+        call: Call | None = None,
     ) -> None:
+        """`call`: the facade's, which is what can be cancelled then."""
         self._pb = pb_utils
         self._sender = response_sender
         self._statuses = statuses
         self._encode = encode
+        self._call = call
 
     def send(self, delta: Delta, *, final: bool) -> None:
-        """One response; FINAL goes out by itself after the last one, but together with an error.
-
-        A BLS caller (the facade) that reads past an error response with a FINAL of its own waits for ever.
-        """
+        """One response; FINAL goes out by itself after the last one, but together with an error."""
         flags = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        if delta.error is not None:
+        if delta.error is not None and self._call is None:
             self._sender.send(
                 self._pb.InferenceResponse(error=self._statuses.error(delta.error)), flags=flags
             )
             return
         try:
-            self._sender.send(self._pb.InferenceResponse(output_tensors=self._encode(delta)))
+            tensors = self._encode(delta) if delta.error is None else self._written(delta.error)
+            self._sender.send(self._pb.InferenceResponse(output_tensors=tensors))
         finally:
             if final:
                 self._sender.send(flags=flags)
 
+    def _written(self, error: Exception) -> list[Any]:
+        """An error for a facade: a call inside the server that gets an error response never ends."""
+        columns = {REASON: ERROR + _status_name(error), TEXT: str(error)}
+        return [self._pb.Tensor(name, _text(value)) for name, value in columns.items()]
+
     def cancelled(self) -> bool:
         """True once the caller went away."""
-        return bool(self._sender.is_cancelled())
+        return self._call.cancelled if self._call is not None else bool(self._sender.is_cancelled())
 
 
 class _Statuses:
-    """Our error tree in Triton's status codes.
+    """Our error tree in Triton's status codes."""
 
-    A response to a BLS call keeps an error's text and loses its code: to a facade, the decoder spells the
-    code out in front of the text, and the facade makes the error whole again.
-    """
-
-    def __init__(self, pb_utils: Any, *, spelled: bool = False) -> None:
+    def __init__(self, pb_utils: Any) -> None:
         self._error = pb_utils.TritonError
-        self._spelled = spelled
 
     def error(self, error: Exception) -> Any:
         """The server's error object."""
-        name = _status_name(error)
-        text = f"{name}{_SPELLED}{error}" if self._spelled else str(error)
-        return self._error(text, getattr(self._error, name))
+        return self.named(_status_name(error), str(error))
 
-    def restored(self, error: Any) -> Any:
-        """`error` as it was before a BLS call took its code."""
-        name, found, text = error.message().partition(_SPELLED)
-        known = found and name in ("INVALID_ARG", "UNAVAILABLE", "INTERNAL")
-        return self._error(text, getattr(self._error, name)) if known else error
+    def named(self, status: str, text: str) -> Any:
+        """The server's error object for the name of a status."""
+        return self._error(text, getattr(self._error, status))
 
 
 def _status_name(error: Exception) -> str:
     if isinstance(error, InvalidRequest):
         return "INVALID_ARG"
-    return "UNAVAILABLE" if isinstance(error, Overloaded | DeadlineExceeded) else "INTERNAL"
+    return "UNAVAILABLE" if isinstance(error, Overloaded | DecoderGone) else "INTERNAL"
 
 
 class TritonInstruments:

@@ -24,6 +24,11 @@ from cachemgr import BlockHash
 _PORTS: Final[Mapping[str, Port]] = {port.name: port for port in PROMPTS}
 _MICROSECONDS: Final = Whole(0, 2**63 - 1)
 
+PROBE: Final = "triton_probe"
+"""Marks a supervisor's question whether the model lives. Only the smallest request may be one."""
+
+PROBE_TOKENS: Final = 8
+
 _SAMPLING: Final = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
@@ -92,6 +97,7 @@ def parse_generation(
         deadline=received + timeout / 1e6 if timeout else None,
         prompt_text=prompt.text if echo else "",
         cache_salt=salt,
+        probe=PROBE in parameters and max_tokens == 1 and len(prompt.tokens) <= PROBE_TOKENS,
     )
 
 

@@ -24,7 +24,7 @@ class SamplerRow(Protocol):
 
     @property
     def position(self) -> int:
-        """How many tokens were accepted so far: the counter that Philox is asked with."""
+        """Where the next token goes, the prompt included: the counter that Philox is asked with."""
         ...
 
     def accept(self, token: int) -> None:

@@ -12,7 +12,7 @@ from backend.sampling import NumpySampler
 from backend.scheduler import Scheduler, SchedulerLimits
 from backend.sequence import Sequence as Running
 from backend.sequence import open_sequence
-from backend.stepper import DirectOutbox, Stepper
+from backend.stepper import Stepper
 from cachemgr import LaneTier
 from engines import EngineSpec, Geometry, LaneId, LanePool, Logits, StepError
 
@@ -264,6 +264,14 @@ class NumberText:
         return ""
 
 
+class DirectOutbox:
+    """Calls the sinks on the spot: no replies thread."""
+
+    def deliver(self, batch):
+        for sink, delta in batch:
+            sink.emit(delta)
+
+
 class Silent:
     """An observer that only counts outcomes."""
 
@@ -272,6 +280,9 @@ class Silent:
 
     def ended(self, seq: Running, *, outcome: str, now: float) -> None:
         self.outcomes.append(outcome)
+
+    def refused(self, request_id: str, *, reason: str) -> None:
+        self.outcomes.append(reason)
 
 
 def generation(
@@ -285,6 +296,7 @@ def generation(
     salt: str = "",
     seed: int = 0,
     temperature: float = 0.0,
+    probe: bool = False,
 ) -> Generation:
     tokens = np.array(prompt, dtype=np.int64)
     hashes = cache.hashes(tokens, namespace="default", salt=salt) if cache is not None else []
@@ -305,6 +317,7 @@ def generation(
         received=received,
         deadline=deadline,
         cache_salt=salt,
+        probe=probe,
     )
 
 

@@ -1,12 +1,14 @@
 """From settings to a running service over the real load chain, with a small signed release."""
 
+import logging
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 
 from backend.composition import open_decoder
-from backend.errors import EngineFailed, Overloaded
+from backend.errors import EngineFailed, InvalidRequest, Overloaded
 from backend.settings import ModelSettings, NodeSettings
 from cachemgr import CacheSecrets, CacheSettings, SecretsError
 from engines import ReleaseError, TrustSettings, generate_signing_key, publish_release, sign_release
@@ -123,3 +125,32 @@ def test_refusals_are_one_line_and_leave_nothing_open(deployed):
     service = open_small(deployed)
     assert ask(service, PROMPT).last.finish is not None
     service.close()
+
+
+def test_configured_headers_pass_and_others_are_refused(deployed):
+    _, node = deployed
+    service = open_small(
+        deployed, node=msgspec.structs.replace(node, forwarded_headers=frozenset({"x-team"}))
+    )
+    try:
+        tensors = {"input_ids": np.array([5, 6], np.int32), "max_tokens": np.array([1], np.int32)}
+        for name, refused in (("X-Team", False), ("x-other", True)):
+            caller = Caller()
+            service.handle("r", lambda: tensors, {name: "a"}, sender=lambda generation, to=caller: to)
+            assert isinstance(caller.wait().last.error, InvalidRequest) is refused
+    finally:
+        service.close()
+
+
+def test_refusals_at_the_door_are_logged_with_id_and_reason(deployed, caplog):
+    caplog.set_level(logging.INFO)
+    service = open_small(deployed)
+    try:
+        assert isinstance(ask(service, []).last.error, InvalidRequest)
+        service._loop.stop(drain_s=0.0)
+        assert isinstance(ask(service, [5, 6]).last.error, Overloaded)
+    finally:
+        service.close()
+    lines = [record.message for record in caplog.records if "refused" in record.message]
+    assert [line.split(" release=")[0] for line in lines] == ["request id=r"] * 2
+    assert [line.rsplit(" ", 1)[1] for line in lines] == ["reason=InvalidRequest", "reason=Overloaded"]

@@ -81,6 +81,36 @@ def test_a_request_without_a_token_has_no_ttft():
     assert not recorded.observed["ttft_seconds"]
 
 
+def test_a_refused_request_is_counted_twice_over_and_logged_once(caplog):
+    caplog.set_level(logging.INFO)
+    _, metrics, recorded = metered()
+    metrics.refused("a\nrequest id=forged", reason="InvalidRequest")
+    metrics.refused("", reason="Overloaded")
+    metrics.publish()
+    assert recorded.value("requests_total", reason="InvalidRequest") == 1
+    assert recorded.value("requests_refused_total", reason="InvalidRequest") == 1
+    assert recorded.value("requests_refused_total", reason="Overloaded") == 1
+    assert [record.message for record in caplog.records] == [
+        "request id='a\\nrequest id=forged' release=abc refused reason=InvalidRequest",
+        "request id=- release=abc refused reason=Overloaded",
+    ]
+
+
+def test_a_full_queue_is_a_refusal_and_a_probe_is_no_news():
+    rig, metrics, recorded = metered()
+    for _ in range(68):
+        rig.ask([3, 4], max_tokens=1)
+    rig.ask([3, 4], max_tokens=1)
+    rig.ask([3, 4], max_tokens=1, probe=True)
+    metrics.publish()
+    assert recorded.value("requests_refused_total", reason="Overloaded") == 1
+    rig.run()
+    rig.ask([3, 4], max_tokens=1, probe=True)
+    rig.run()
+    metrics.publish()
+    assert recorded.value("requests_total", reason="length") == 68
+
+
 def test_totals_kept_elsewhere_grow_and_gauges_follow():
     totals = {"lane": 5.0}
 

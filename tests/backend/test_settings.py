@@ -25,6 +25,12 @@ def test_defaults_and_texts_become_numbers():
         ({"lane_ttl_s": "nan"}, "config.pbtxt parameter lane_ttl_s: expected float >= 0.0, found 'nan'"),
         ({"cache": "maybe"}, "config.pbtxt parameter cache: expected on or off, found 'maybe'"),
         ({"lane": "8"}, "config.pbtxt parameter lane: unknown key"),
+        (
+            {"tp_size": "2"},
+            "config.pbtxt parameter tp_size: expected 1 (tensor parallelism is not supported, "
+            "a model must fit one device), found '2'",
+        ),
+        ({"tp_size": "0"}, "config.pbtxt parameter tp_size: expected int >= 1, found '0'"),
         ({"trust": "x"}, "config.pbtxt parameter trust: unknown key"),
     ],
 )
@@ -32,6 +38,10 @@ def test_a_wrong_parameter_is_one_line(parameters, line):
     with pytest.raises(ConfigError) as caught:
         read_model_settings(parameters)
     assert str(caught.value) == line
+
+
+def test_one_rank_is_the_only_size():
+    assert read_model_settings({"tp_size": "1"}).tp_size == 1
 
 
 def test_facade_settings():
@@ -79,6 +89,15 @@ def test_an_empty_file_is_the_defaults(tmp_path):
     node = read_node_settings(write(tmp_path, ""))
     assert node.trust.keys == ()
     assert node.cache.directory == "/dev/shm"
+    assert node.forwarded_headers == {"authorization"}
+
+
+def test_forwarded_headers_are_names_in_any_case(tmp_path):
+    text = '[frontend]\nforwarded_headers = ["Authorization", "x-request-id"]'
+    assert read_node_settings(write(tmp_path, text)).forwarded_headers == {"authorization", "x-request-id"}
+    assert (
+        read_node_settings(write(tmp_path, "[frontend]\nforwarded_headers = []")).forwarded_headers == set()
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,6 +110,10 @@ def test_an_empty_file_is_the_defaults(tmp_path):
         ('[host]\nbytes = "1"', "host.bytes: expected int, found '1'"),
         ("[host]\nttl_s = nan", "host.ttl_s: expected float > 0.0, found nan"),
         ('[node]\nid = "A b"', "node: must be 1 to 63 characters"),
+        ('[frontend]\nforwarded_headers = "a"', "frontend.forwarded_headers: expected array, found 'a'"),
+        ('[frontend]\nforwarded_headers = ["a b"]', "frontend.forwarded_headers"),
+        ("[frontend]\nforwarded_headers = [1]", "frontend.forwarded_headers"),
+        ("[frontend]\nheaders = []", "frontend.headers: unknown key"),
         ("what", "expected TOML, found: "),
     ],
 )

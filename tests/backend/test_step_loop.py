@@ -97,6 +97,31 @@ def test_idle_loop_sleeps_and_beats(rig, loop):
     assert len(turns) - before <= 4, "an idle loop spins"
 
 
+def test_a_broken_invariant_is_told_once_when_idle_and_the_loop_goes_on(rig, loop, caplog):
+    rig.lanes.reserve(1)
+    checks, told = [], threading.Event()
+    check = rig.scheduler.check_integrity
+
+    def checked():
+        checks.append(1)
+        try:
+            check()
+        finally:
+            told.set()
+
+    rig.scheduler.check_integrity = checked
+    loop.start()
+    assert ask(loop, [3, 4, 5], max_tokens=5)[1].wait().ids == expected_text_ids([3, 4, 5], 5)
+    assert told.wait(IDLE_BEAT_S + WAIT_S)
+    beat = loop.heartbeat
+    deadline = time.monotonic() + 2 * IDLE_BEAT_S + WAIT_S
+    while loop.heartbeat == beat and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    assert (loop.integrity_failures, len(checks)) == (1, 1)
+    assert "the idle scheduler broke an invariant" in caplog.text
+    assert ask(loop, [3, 4], max_tokens=2)[1].wait().ids == expected_text_ids([3, 4], 2)
+
+
 def test_cancel_ends_a_running_request(rig, loop):
     gate = Gate(rig.engine)
     loop.start()

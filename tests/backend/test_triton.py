@@ -5,64 +5,20 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from backend.errors import ConfigError, DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded
-from backend.facade import ASKED_BY_FACADE, Facade, FacadeService
+from backend.calls import Call
+from backend.errors import ConfigError, DecoderGone, EngineFailed, InvalidRequest, Overloaded
 from backend.generation import Delta, FinishReason, Usage
 from backend.io import INPUTS, OUTPUTS
-from backend.settings import FacadeSettings
 from backend.triton import ResponseTensors, TritonPythonModel, TritonSender, _pb_utils, _Statuses
 from tests.backend.doubles import generation
+from tests.backend.pb_double import FINAL, FakePb, Wire
 
 ROOT = Path(__file__).resolve().parents[2]
-FINAL = 1
-
-
-class FakePb:  # names are Triton's
-    """The few names of pb_utils that responses are made of."""
-
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
-
-    class TritonError(Exception):
-        INTERNAL, INVALID_ARG, UNAVAILABLE = "INTERNAL", "INVALID_ARG", "UNAVAILABLE"
-
-        def __init__(self, message, code):
-            super().__init__(message)
-            self.code = code
-
-        def message(self):
-            return str(self)
-
-    @staticmethod
-    def Tensor(name, array):  # noqa: N802
-        return SimpleNamespace(name=lambda: name, array=array)
-
-    @staticmethod
-    def InferenceResponse(output_tensors=None, error=None):  # noqa: N802
-        return SimpleNamespace(
-            output_tensors=lambda: output_tensors or [],
-            error=lambda: error,
-            has_error=lambda: error is not None,
-        )
-
-
-class Wire:
-    """A response sender that remembers."""
-
-    def __init__(self):
-        self.sent = []
-
-    def send(self, response=None, flags=0):
-        self.sent.append((response, flags))
-
-    def is_cancelled(self):
-        return False
 
 
 def encode(wanted=(), **options):
@@ -133,7 +89,7 @@ def test_final_is_sent_even_if_the_response_is_not():
     [
         (InvalidRequest("seed", "must be a number"), "INVALID_ARG"),
         (Overloaded("full"), "UNAVAILABLE"),
-        (DeadlineExceeded("late"), "UNAVAILABLE"),
+        (DecoderGone("late"), "UNAVAILABLE"),
         (EngineFailed("broken"), "INTERNAL"),
     ],
 )
@@ -142,6 +98,26 @@ def test_an_error_goes_out_with_its_status_and_final_in_one(error, code):
     sender(wire, encode()).send(Delta(error=error), final=True)
     [(response, flags)] = wire.sent
     assert (response.error().code, str(response.error()), flags) == (code, str(error), FINAL)
+
+
+def test_a_facade_gets_an_error_as_data_and_final_by_itself():
+    wire = Wire()
+    out = TritonSender(FakePb, wire, statuses=_Statuses(FakePb), encode=encode(), call=Call())
+    out.send(Delta(error=Overloaded("full")), final=True)
+    (response, flags), last = wire.sent
+    assert (response.has_error(), flags, last) == (False, 0, (None, FINAL))
+    assert values(response.output_tensors()) == {
+        "finish_reason": [b"error UNAVAILABLE"],
+        "text_output": [b"full"],
+    }
+
+
+def test_a_facades_call_is_cancelled_by_its_call_and_no_other_by_the_server():
+    wire, call = Wire(cancelled=True), Call()
+    facades = TritonSender(FakePb, wire, statuses=_Statuses(FakePb), encode=encode(), call=call)
+    assert (facades.cancelled(), sender(wire, encode()).cancelled()) == (False, True)
+    call.cancelled = True
+    assert facades.cancelled()
 
 
 def model_config(parameters):
@@ -184,110 +160,3 @@ def test_model_py_loads_from_a_deployed_folder_without_triton(tmp_path):
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["TritonPythonModel", str(tmp_path / "backend" / "__init__.py")]
-
-
-class Asked:
-    """pb_utils with a decoder behind `exec`, answering with `responses`."""
-
-    def __init__(self, responses):
-        self.questions = []
-        self.responses = responses
-
-    def __getattr__(self, name):
-        return getattr(FakePb, name)
-
-    def InferenceRequest(self, **fields):  # noqa: N802
-        self.questions.append(fields)
-        return SimpleNamespace(exec=lambda decoupled: iter(self.responses))
-
-
-def request(wire, parameters=None, inputs=(), outputs=()):
-    return SimpleNamespace(
-        parameters=lambda: json.dumps(parameters or {}), inputs=lambda: list(inputs), timeout=lambda: 0,
-        request_id=lambda: "r1", requested_output_names=lambda: list(outputs),
-        get_response_sender=lambda: wire,
-    )  # fmt: skip
-
-
-def facade(responses, **settings):
-    pb = Asked(responses)
-    return pb, Facade(pb, FacadeSettings(facade_for="decoder", **settings), statuses=_Statuses(FakePb))
-
-
-def test_the_facade_asks_once_without_streaming_and_forwards_the_credential():
-    answer = FakePb.InferenceResponse([FakePb.Tensor("text_output", np.array([b"hi"]))])
-    pb, made = facade([answer, FakePb.InferenceResponse([])])
-    inputs = [FakePb.Tensor("text_input", np.array([b"?"])), FakePb.Tensor("stream", np.array([True]))]
-    sent = made.answer(request(None, {"api_key": "k", "stream": True, "triton_x": 1}, inputs))
-    [question] = pb.questions
-    assert question["model_name"] == "decoder"
-    assert question["parameters"] == {"api_key": "k", ASKED_BY_FACADE: True}
-    assert values(question["inputs"]) == {"text_input": [b"?"], "stream": [False]}
-    assert question["requested_output_names"] == [port.name for port in OUTPUTS]
-    assert values(sent.output_tensors()) == {"text_output": [b"hi"]}
-
-
-def test_the_facade_passes_errors_on_and_survives_a_missing_decoder():
-    refusal = FakePb.InferenceResponse(error=FakePb.TritonError("bad", "INVALID_ARG"))
-    assert facade([refusal])[1].answer(request(None)).error().code == "INVALID_ARG"
-    pb, made = facade([])
-    assert "ended without an answer" in str(made.answer(request(None)).error())
-    pb.InferenceRequest = lambda **fields: 1 / 0
-    assert made.answer(request(None)).error().code == "INTERNAL"
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (InvalidRequest("top_p", "must be ≤ 1", 2), "INVALID_ARG"),
-        (Overloaded("queue is full"), "UNAVAILABLE"),
-        (DeadlineExceeded("late"), "UNAVAILABLE"),
-        (EngineFailed("broken"), "INTERNAL"),
-    ],
-)
-def test_the_facade_restores_the_status_that_a_bls_call_loses(error, status):
-    spelled = _Statuses(FakePb, spelled=True).error(error)
-    lost = FakePb.InferenceResponse(error=FakePb.TritonError(str(spelled), "INTERNAL"))
-    answer = facade([lost])[1].answer(request(None)).error()
-    assert (str(answer), answer.code) == (str(error), status)
-
-
-class Held(Asked):
-    """A decoder that answers when told to."""
-
-    def __init__(self):
-        super().__init__(None)
-        self.release = threading.Event()
-        self.responses = self._slow()
-
-    def _slow(self):
-        assert self.release.wait(20)
-        yield FakePb.InferenceResponse([FakePb.Tensor("text_output", np.array([b"hi"]))])
-
-
-def held_service(**settings):
-    pb = Held()
-    made = Facade(pb, FacadeSettings(facade_for="decoder", **settings), statuses=_Statuses(FakePb))
-    return pb, FacadeService(made)
-
-
-def test_the_facade_refuses_beyond_its_bound_and_answers_each_once():
-    pb, service = held_service(max_open_requests=1)
-    first, second = Wire(), Wire()
-    service.start(request(first))
-    service.start(request(second))
-    assert second.sent[0][0].error().code == "UNAVAILABLE"
-    assert second.sent[0][1] == FINAL
-    pb.release.set()
-    service.close()
-    assert [(response.has_error(), flags) for response, flags in first.sent] == [(False, FINAL)]
-
-
-def test_a_decoder_that_never_answers_is_given_up_once():
-    pb, service = held_service(max_open_requests=1, answer_timeout_s=0.05)
-    wire = Wire()
-    service.start(request(wire))
-    service.close()
-    pb.release.set()
-    assert [(response.error().code, flags) for response, flags in wire.sent] == [("UNAVAILABLE", FINAL)]
-    assert "no answer within 0.05 s" in str(wire.sent[0][0].error())

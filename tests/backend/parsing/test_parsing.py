@@ -228,3 +228,19 @@ def test_options_may_come_as_parameters() -> None:
     )
     assert (made.max_tokens, made.stop_words, made.stream) == (5, ("x",), True)
     assert (made.sampling.temperature, made.sampling.top_k) == (0.25, 7)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "ids", "parameters", "probe"),
+    [
+        (1, 8, {"triton_probe": True}, True),
+        (1, 8, {}, False),
+        (2, 8, {"triton_probe": True}, False),
+        (1, 9, {"triton_probe": True}, False),
+    ],
+)
+def test_only_the_smallest_request_is_a_probe(
+    max_tokens: int, ids: int, parameters: dict[str, Any], probe: bool
+) -> None:
+    inputs = {"input_ids": np.arange(ids, dtype=np.int32), "max_tokens": one(max_tokens, np.int32)}
+    assert parse(inputs, parameters).probe is probe
