@@ -57,3 +57,14 @@ def test_cached_tokens_are_counted(triton: Triton) -> None:
 
 def test_capacity_is_that_of_all_lanes(triton: Triton) -> None:
     wait_until(lambda: triton.metric("kv_tokens_capacity", model=MODEL) >= LANES * MAX_SEQ_LEN)
+
+
+def test_refusals_are_counted_and_probes_are_not(triton: Triton) -> None:
+    def refused() -> float:
+        return triton.metric("requests_refused_total", model=MODEL, reason="InvalidRequest")
+
+    before, ended = refused(), triton.metric("requests_total", model=MODEL)
+    assert triton.http.probe(MODEL).alive
+    assert generate(triton, text_input="a", max_tokens=-1)[0] == 400
+    wait_until(lambda: refused() == before + 1)
+    assert triton.metric("requests_total", model=MODEL) == ended + 1
