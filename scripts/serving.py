@@ -107,7 +107,9 @@ def _supervisor(launch: TritonLaunch, *, triton: Path | None, interruption: Inte
         start=lambda: ServerProcess(command, environment=environment, log=launch.log),
         cleanup=lambda: remove_leftovers(launch.shm_prefix),
         control=TritonHttp(launch.address, admin_key=launch.admin_key),
-        around=Surroundings(clock=time.monotonic, pause=interruption.pause, report=_report),
+        around=Surroundings(
+            clock=time.monotonic, pause=interruption.pause, hold=interruption.hold, report=_report
+        ),
         settings=SupervisorSettings(),
     )
 

@@ -12,6 +12,7 @@ Invariants
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -103,11 +104,15 @@ class Control(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The outside world, injected: time, sleep, and where one line per event goes."""
+    """The outside world, injected: time, sleep, where one line per event goes.
+
+    `pause` may raise to stop the supervisor; within `hold` nothing does, so that processes are started whole.
+    """
 
     clock: Callable[[], float]
     pause: Callable[[float], None]
     report: Callable[[str], None]
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(slots=True)
@@ -159,7 +164,8 @@ class Supervisor:
             self._bring_up()
 
     def _bring_up(self) -> None:
-        self._server = self._start()
+        with self._around.hold():
+            self._server = self._start()
         self._wait_until_ready(self._server)
         for model in self._models:
             result = self._control.probe(model, limit_s=self._settings.first_probe_limit_s)
@@ -177,7 +183,7 @@ class Supervisor:
     def tick(self) -> None:
         """One round of checks and the repair of what they found."""
         server = self._running()
-        code = server.exit_code()
+        code = self._exit_code(server)
         if code is not None:
             self._restart(f"tritonserver ended with {code}")
             return
@@ -189,15 +195,20 @@ class Supervisor:
 
     def shut_down(self) -> None:
         """Stop Triton in order, by force after the limit, and remove what it left. Idempotent."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        try:
-            server.ask_to_stop()
-            server.wait(self._settings.stop_limit_s)
-        finally:
-            server.kill()
-            self._cleanup()
+        with self._around.hold():
+            server, self._server = self._server, None
+            if server is None:
+                return
+            try:
+                server.ask_to_stop()
+                server.wait(self._settings.stop_limit_s)
+            finally:
+                server.kill()
+                self._cleanup()
+
+    def _exit_code(self, server: Server) -> int | None:
+        with self._around.hold():
+            return server.exit_code()
 
     def _running(self) -> Server:
         assert self._server is not None, "bring_up comes first"
@@ -206,7 +217,7 @@ class Supervisor:
     def _wait_until_ready(self, server: Server) -> None:
         limit = self._around.clock() + self._settings.ready_limit_s
         while not self._control.server_ready():
-            code = server.exit_code()
+            code = self._exit_code(server)
             if code is not None:
                 kind = TritonCrashed if code < 0 else TritonError
                 raise kind(f"tritonserver ended with {code} while starting:\n{server.log_tail()}")
@@ -272,7 +283,8 @@ class Supervisor:
                         server.kill_stub(stub)
                 self._reload(model, f"no token: {result.detail}")
         if silent == len(self._watches) and not self._answers():
-            server.kill()
+            with self._around.hold():
+                server.kill()
             self._restart("Triton no longer answers")
 
     def _answers(self) -> bool:

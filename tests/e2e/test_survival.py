@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,29 +70,15 @@ def test_demo_holds_and_leaves_nothing_but_the_arena(
 
 
 def _demo(made: Home) -> None:
-    before = set(os.listdir("/dev/shm"))
-    ports = [str(port) for port in free_ports(3)]
-    words = [
-        "--home",
-        str(made.root),
-        "--http-port",
-        ports[0],
-        "--grpc-port",
-        ports[1],
-        "--metrics-port",
-        ports[2],
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.cli", "demo", *words], capture_output=True, text=True, timeout=150
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "same text, first token" in done.stdout
-    left = set(os.listdir("/dev/shm")) - before
-    assert {name for name in left if not name.startswith("tensorcache_")} == set()
-    assert [name for name in left if made.cluster in name]
-    assert [
-        pid for pid in os.listdir("/proc") if pid.isdigit() and str(made.root) in command_line(int(pid))
-    ] == []
+    http, grpc, metrics = (str(port) for port in free_ports(3))
+    ports = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
+    command = Command("demo", "--home", str(made.root), *ports)
+    assert command.rest(limit_s=150) == 0, command.lines
+    assert "same text, first token" in command.lines[-1]
+    assert [name for name in os.listdir("/dev/shm") if f"tensorcache-{command.process.pid}-" in name] == []
+    assert made.arenas()
+    processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    assert [pid for pid in processes if str(made.root) in command_line(pid)] == []
 
 
 def test_a_taken_port_is_said_before_anything_starts(home: Home, triton: Triton) -> None:

@@ -37,6 +37,19 @@ def test_a_request_during_the_pause_ends_it() -> None:
         interruption.pause(0.5)
 
 
+def test_what_is_held_is_done_whole() -> None:
+    interruption = Interruption(sleep=lambda seconds: None)
+    done = []
+    with interruption.hold():
+        interruption.ask(signal.SIGTERM, None)
+        done.append("whole")
+    assert done == ["whole"]
+    with pytest.raises(KeyboardInterrupt):
+        interruption.pause(0.5)
+    with pytest.raises(KeyboardInterrupt):
+        interruption.ask(signal.SIGTERM, None)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_are_both_heard_and_then_ignored(number: signal.Signals) -> None:
     code = f"""
