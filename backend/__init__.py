@@ -12,8 +12,9 @@ A request's life, and the module that is in charge of each part:
     replies         merges deltas, sends them, notices callers that left
     metrics         one line and a few numbers when it has ended
 
-`service` joins the threads, `composition` names the implementations, `facade` is the second model, not
-decoupled. Output `release` is the first 16 hex digits of the digest of the release that answered.
+`service` joins the threads, `composition` names the implementations. `facade` is the second model, not
+decoupled, `facade_service` runs it, `calls` is what it and the decoder agree on. Output `release` is the
+first 16 hex digits of the digest of the release that answered.
 
 Threads: T1 Triton's (`execute` parses, submits and returns) · T2 the step loop · T4 replies. They meet at
 queues.

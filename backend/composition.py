@@ -17,13 +17,14 @@ from backend.generation import Generation, ReplySink
 from backend.metrics import Instruments, Reading, RequestMetrics
 from backend.no_cache import NoCache
 from backend.parsing import RequestLimits, parse_generation
+from backend.parsing.limits import FORWARDED_HEADERS
 from backend.prefix_reuse import PrefixReuse
 from backend.replies import Replies
 from backend.sampling import NumpySampler
 from backend.scheduler import Scheduler
 from backend.sequence import Sequence, open_sequence
 from backend.service import DecoderService
-from backend.settings import FORWARDED_HEADERS, ModelSettings, NodeSettings
+from backend.settings import ModelSettings, NodeSettings
 from backend.step_loop import StepLoop
 from backend.stepper import Stepper
 from backend.text import TextModel

@@ -7,7 +7,8 @@ left, as far as the server notices that: a gRPC call that is cancelled, but no H
 before the answer is written.
 
 Invariants
-- Whoever takes a request out of `_open` answers it: each gets exactly one response.
+- The first answer to a request counts, later ones are dropped: each gets exactly one response. It stays in
+  `_open` until that is sent.
 - A sender is not asked anything once it has sent: the server has forgotten the request by then.
 
 Threads: `start` and `close` on Triton's thread; each open request on a thread that only waits, and so each
@@ -77,14 +78,12 @@ class FacadeService:
             self._changed.wait_for(lambda: not self._open, timeout=CLOSE_S)
 
     def _serve(self, request: Any, number: int, opened: "_OpenRequest") -> None:
-        self._answer(number, self._facade.answer(request, opened))
+        self._answer(number, opened, self._facade.answer(request, opened))
 
-    def _answer(self, number: int, response: Any) -> None:
+    def _answer(self, number: int, opened: "_OpenRequest", response: Any) -> None:
+        opened.answer(response, flags=self._facade.final_flag)
         with self._changed:
-            opened = self._open.pop(number, None)
-        if opened is not None:
-            opened.answer(response, flags=self._facade.final_flag)
-        with self._changed:
+            self._open.pop(number, None)
             self._changed.notify_all()
 
     def _watch(self) -> None:
@@ -102,9 +101,9 @@ class FacadeService:
         decoder = self._facade.decoder
         if opened.deadline <= self._clock():
             problem = f"{decoder}: no answer within {opened.patience_s:g} s"
-            self._answer(number, self._facade.refuse(DecoderGone(problem)))
+            self._answer(number, opened, self._facade.refuse(DecoderGone(problem)))
         elif opened.decoder_ended():
-            self._answer(number, self._facade.refuse(DecoderGone(f"{decoder}: its process died")))
+            self._answer(number, opened, self._facade.refuse(DecoderGone(f"{decoder}: its process died")))
         elif opened.client_left():
             threading.Thread(target=self._cancel, args=(opened.call_id,), daemon=True).start()
 
@@ -154,8 +153,10 @@ class _OpenRequest:
             return self._cancelled
 
     def answer(self, response: Any, *, flags: Any) -> None:
-        """Send the one response."""
+        """Send the one response; no effect after the first."""
         with self._lock:
+            if self._answered:
+                return
             self._answered = True
             if self._decoder is not None:
                 self._decoder.close()

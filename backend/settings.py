@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import msgspec
 
 from backend.errors import ConfigError
+from backend.parsing.limits import FORWARDED_HEADERS
 from backend.scheduler import SchedulerLimits
 from cachemgr import CacheError, CacheSettings
 from engines import EngineOptions, TrustSettings
@@ -23,8 +24,6 @@ T = TypeVar("T")
 
 TRITON_KEYS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"})
 """Parameters that Triton itself and its Python backend read."""
-
-FORWARDED_HEADERS = frozenset({"authorization"})
 
 _AT = re.compile(r" - at `\$\.?([^`]*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")

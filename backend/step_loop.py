@@ -8,8 +8,8 @@ it moves at least once per IDLE_BEAT_S unless a step takes longer, which is what
 Invariants
 - A submission is either refused by raising, or ends with exactly one last delta: the inbox is closed under
   a lock before it is emptied for the last time, so nothing can slip in behind.
-- An exception that no step expects ends the loop: all open requests fail, `failure` says why, later ones
-  are refused.
+- An exception that no step expects ends the loop: all open requests fail with its text, later ones are
+  refused.
 
 Threads: `submit`, `cancel`, `stop` from any; everything the stepper owns belongs to the loop's thread.
 """
@@ -65,7 +65,6 @@ class StepLoop:
         self._next_load = 0.0
         self.heartbeat = clock()
         self.load = stepper.scheduler.load()
-        self.failure: BaseException | None = None
         self.integrity_failures = 0
 
     def start(self) -> None:
@@ -164,7 +163,6 @@ class StepLoop:
         """Close the door, then fail whoever is inside, also those still in the inbox."""
         failed = EngineFailed(f"the backend stopped: {type(error).__name__}: {error}")
         with self._door:
-            self.failure = error
             self._closed = failed
         try:
             self._take(0.0)

@@ -1,6 +1,10 @@
 """How much a request may ask for."""
 
+from typing import Final
+
 import msgspec
+
+FORWARDED_HEADERS: Final = frozenset({"authorization"})
 
 
 class RequestLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -13,4 +17,4 @@ class RequestLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_stop_words: int = 64
     max_stop_word_bytes: int = 256
     max_cache_salt_bytes: int = 256
-    forwarded_headers: frozenset[str] = frozenset({"authorization"})
+    forwarded_headers: frozenset[str] = FORWARDED_HEADERS

@@ -174,7 +174,6 @@ def test_a_bug_in_the_loop_fails_open_requests_and_closes_the_door(rig, loop, ca
     while loop.ready and time.monotonic() < deadline:
         threading.Event().wait(0.01)
     assert not loop.ready
-    assert isinstance(loop.failure, ZeroDivisionError)
     with pytest.raises(EngineFailed, match="ZeroDivisionError"):
         ask(loop, [3, 4])
     assert "step loop failed" in caplog.text
