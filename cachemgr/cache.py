@@ -117,6 +117,7 @@ class HostCache:
                 sink(range(usable, usable + passed), [staging[row] for row in range(passed)])
             usable += passed
             if passed < len(asked):
+                self._remove_bad(lease, range(usable + 1, lease.blocks), scratch=staging[0])
                 break
         self._staging.append(staging)
         self._counts.restored_blocks += usable - first
@@ -191,15 +192,30 @@ class HostCache:
         The one that did not is rejected.
         """
         for row, index in enumerate(blocks):
-            slot = lease.slots[index]
-            arena = self._holder(slot)
-            verdict = self._copy_checked(arena, slot, address_of(lease.hashes, index), staging[row])
-            if verdict is not Verdict.WHOLE:
-                self._table.reject(slot, lease.hashes[index], verdict)
-                if arena is not None and slot < FIRST_OTHER_SLOT:
-                    self._warn(verdict, arena.path)
+            if not self._passes(lease, index, staging[row]):
                 return row
         return len(blocks)
+
+    def _remove_bad(self, lease: SlotLease, blocks: range, *, scratch: npt.NDArray[np.uint8]) -> None:
+        """Where one block was bad its neighbours may be: check the rest of the lease, hand over nothing.
+
+        What is recomputed can then be committed whole; else every request would find, and heal, one block.
+        Takes no longer than restoring the lease would have.
+        """
+        for index in blocks:
+            self._passes(lease, index, scratch)
+
+    def _passes(self, lease: SlotLease, index: int, out: npt.NDArray[np.uint8]) -> bool:
+        """Copy block `index` of a lease to `out` and check it; False, and the block rejected, if it fails."""
+        slot = lease.slots[index]
+        arena = self._holder(slot)
+        verdict = self._copy_checked(arena, slot, address_of(lease.hashes, index), out)
+        if verdict is Verdict.WHOLE:
+            return True
+        self._table.reject(slot, lease.hashes[index], verdict)
+        if arena is not None and slot < FIRST_OTHER_SLOT:
+            self._warn(verdict, arena.path)
+        return False
 
     def _warn(self, verdict: Verdict, path: str) -> None:
         if path not in self._warned:

@@ -94,9 +94,10 @@ class PrefixCache(Protocol):
     def restore(self, lease: Lease, *, first: int, sink: Sink) -> int:
         """Copy, check and hand over blocks first … lease.blocks−1; how many blocks from 0 are now usable.
 
-        Stops at the first block that fails its checks: that one is removed and counted, the rest is not used.
-        One that its writer, another process, changed meanwhile is counted as stale and only forgotten here. A
-        block of another process stays where it is.
+        Stops at the first block that fails its checks; the rest is not used, but checked as well. Each one
+        that fails is removed and counted, so that `prepare` takes all that must be computed again. One that
+        its writer, another process, changed meanwhile is counted as stale and only forgotten here. A block of
+        another process stays where it is.
         """
         ...
 

@@ -55,13 +55,15 @@ class Peer:
         return int(self._process.stdout.readline())
 
 
-def fill_peer(cache: HostCache, blocks: int, *, seed: int) -> int:
+def fill_peer(
+    cache: HostCache, blocks: int, *, seed: int, block_format: BlockFormat = PEER_FORMAT
+) -> int:
     """Commit a chain of so many blocks; how many were written."""
     hashes, written = chain(cache, blocks, seed=seed), 0
     for index in range(blocks):
         pending = cache.prepare(hashes, index)
         if pending is not None:
-            pending.payload[:] = payload_of(hashes[index], PEER_FORMAT)
+            pending.payload[:] = payload_of(hashes[index], block_format)
             cache.commit(pending)
             written += 1
     return written
