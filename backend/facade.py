@@ -21,6 +21,7 @@ import numpy as np
 from backend.calls import CALL, CANCEL_CALL, ERROR, INTERNAL_PREFIX, REASON, TEXT
 from backend.errors import BackendError, DecoderGone, EngineFailed
 from backend.io import OUTPUTS
+from backend.parsing import PROBE
 from backend.settings import FacadeSettings
 
 TIMEOUT_MARGIN_S: Final = 5.0
@@ -160,11 +161,11 @@ def _parameters(request: Any) -> dict[str, Any]:
 
 
 def _forwarded(parameters: Mapping[str, Any]) -> dict[str, object]:
-    """`stream` is decided here. A BLS call takes no floats: the decoder reads numbers in texts as well."""
+    """`stream` is decided here; a probe stays one. Calls take no floats, but the decoder reads texts."""
     return {
         name: repr(value) if isinstance(value, float) else value
         for name, value in parameters.items()
-        if name != "stream" and not name.startswith(INTERNAL_PREFIX)
+        if name == PROBE or (name != "stream" and not name.startswith(INTERNAL_PREFIX))
     }
 
 

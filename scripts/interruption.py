@@ -1,9 +1,9 @@
 """SIGINT and SIGTERM as an exception that neither gets lost nor comes at a bad moment.
 
 An exception raised by a signal handler can come between any two instructions. Inside a destructor it is
-swallowed; inside `subprocess` it can leave a lock taken that every later wait needs; between starting a process
-and noting it down it makes an orphan. So the request to stop is also remembered: it is raised again at the next
-pause, and within `hold` it is only remembered.
+swallowed; inside `subprocess` it can leave a lock taken that every later wait needs; between starting a
+process and noting it down it makes an orphan. So the request to stop is also remembered: it is raised again
+at the next pause, and within `hold` it is only remembered.
 """
 
 import signal

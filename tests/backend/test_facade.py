@@ -12,6 +12,7 @@ from backend.calls import CALL, CANCEL_CALL
 from backend.facade import TIMEOUT_MARGIN_S, Facade
 from backend.facade_service import FacadeService
 from backend.io import OUTPUTS
+from backend.parsing import PROBE
 from backend.settings import FacadeSettings
 from backend.triton import _Statuses
 from tests.backend.pb_double import FINAL, DecoderPb, FakePb, Wire, request
@@ -61,12 +62,12 @@ def values(sent):
 def test_it_asks_once_without_streaming_and_forwards_the_credential():
     pb, made = facade(receipt(), ANSWER, EMPTY)
     inputs = [FakePb.Tensor("text_input", np.array([b"?"])), FakePb.Tensor("stream", np.array([True]))]
-    given = {"api_key": "k", "stream": True, CALL: "f" * 32, CANCEL_CALL: "1", "triton_x": 1}
+    given = {"api_key": "k", "stream": True, CALL: "f" * 32, CANCEL_CALL: "1", "triton_x": 1, PROBE: True}
     call = Receiver()
     sent = made.answer(request(None, given, inputs), call)
     [question] = pb.questions
     assert question["model_name"] == "decoder"
-    assert question["parameters"] == {"api_key": "k", CALL: call.call_id}
+    assert question["parameters"] == {"api_key": "k", PROBE: True, CALL: call.call_id}
     asked = {tensor.name(): tensor.array.tolist() for tensor in question["inputs"]}
     assert asked == {"text_input": [b"?"], "stream": [False]}
     assert values(sent)["text_output"] == [b"hi"]

@@ -3,7 +3,7 @@
 import re
 
 from tests.e2e.asking import generate, stream
-from tests.e2e.conftest import LANES, MAX_SEQ_LEN, MODEL, Triton, wait_until
+from tests.e2e.conftest import FACADE, LANES, MAX_SEQ_LEN, MODEL, Triton, wait_until
 
 NAMES = {
     "requests_total": "counter",
@@ -65,6 +65,7 @@ def test_refusals_are_counted_and_probes_are_not(triton: Triton) -> None:
 
     before, ended = refused(), triton.metric("requests_total", model=MODEL)
     assert triton.http.probe(MODEL).alive
+    assert triton.http.probe(FACADE).alive
     assert generate(triton, text_input="a", max_tokens=-1)[0] == 400
     wait_until(lambda: refused() == before + 1)
     assert triton.metric("requests_total", model=MODEL) == ended + 1
