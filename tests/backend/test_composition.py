@@ -99,17 +99,19 @@ def test_a_closed_service_refuses(deployed):
 
 
 def test_closing_ends_open_streams_with_a_reason(deployed):
+    """Far more work than one moment holds is open when the service closes: thousands of steps."""
     service = open_small(deployed, drain_s=0.0)
-    caller = Caller()
+    callers = [Caller() for _ in range(200)]
     tensors = {
         "input_ids": np.array(PROMPT, np.int32), "max_tokens": np.array([170], np.int32),
-        "stream": np.array([True]), "ignore_eos": np.array([True]),
+        "stream": np.array([True]), "ignore_eos": np.array([True]), "no_cache": np.array([True]),
     }  # fmt: skip
-    service.handle("r", lambda: tensors, {}, sender=lambda generation: caller)
-    assert caller.first.wait(20)
+    for caller in callers:
+        service.handle("r", lambda: tensors, {}, sender=lambda generation, to=caller: to)
+    assert callers[0].first.wait(20)
     service.close()
-    assert isinstance(caller.wait().last.error, Overloaded)
-    assert caller.finals == 1
+    assert [caller.wait().finals for caller in callers] == [1] * len(callers)
+    assert isinstance(callers[-1].last.error, Overloaded)
 
 
 def test_refusals_are_one_line_and_leave_nothing_open(deployed):
