@@ -3,6 +3,7 @@
     contract        PrefixCache and what it takes and gives; the door for tiers beyond this process
     block_hash      tokens → names of blocks, a keyed chain
     cache           the two paths below, and the thread that looks after the arenas
+    host_tier       arenas and the table of their slots, replaced as a whole when an arena is lost
     slot_table      which slot may be found, pinned, evicted, reserved: all that the one lock guards
     ├ index         name → slot, and a row per slot
     ├ eviction      which block goes next
@@ -38,7 +39,7 @@ from cachemgr.contract import BlockFormat, BlockHash, Lease, PendingBlock, Prefi
 from cachemgr.errors import CacheError, SecretsError, SettingsError
 from cachemgr.lane_tier import LaneTier
 from cachemgr.remote import NoRemoteTier
-from cachemgr.secrets import CacheSecrets
+from cachemgr.secrets import CacheSecrets, complete_secrets
 from cachemgr.settings import CacheSettings
 
 __all__ = [
@@ -57,5 +58,6 @@ __all__ = [
     "SecretsError",
     "SettingsError",
     "Sink",
+    "complete_secrets",
     "open_cache",
 ]

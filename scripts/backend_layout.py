@@ -10,8 +10,8 @@ import shutil
 import stat
 from pathlib import Path
 
+from cachemgr import complete_secrets
 from scripts.errors import UsageError
-from scripts.secret import make_secrets
 
 PACKAGES = ("backend", "engines", "cachemgr")
 BACKEND = "tensorcache"
@@ -51,7 +51,7 @@ def write_node_config(
     config: Path, *, keys: tuple[Path, ...], cluster: str = "local", host_bytes: int | None = None
 ) -> list[Path]:
     """tensorcache.toml with public keys and secrets beside it; an existing file stays. The paths written."""
-    written = list(make_secrets(config.parent / "secrets"))
+    written = complete_secrets(config.parent / "secrets")
     if config.exists():
         return written
     folder = config.parent / "keys"

@@ -1,11 +1,13 @@
 """Secrets: generated once, read strictly, never shown."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from cachemgr import CacheSecrets, SecretsError
+from cachemgr import CacheSecrets, SecretsError, complete_secrets
+from tests.full_disk import REASON, room_for
 
 
 @pytest.fixture
@@ -71,13 +73,82 @@ def test_files_of_another_owner_are_refused(directory: Path) -> None:
         CacheSecrets.load(directory)
 
 
-@pytest.mark.parametrize("content", ["", "ab" * 31, "ab" * 33, "zz" * 32, "é" * 32, "ab" * 400])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "ab" * 31,
+        "ab" * 33,
+        "zz" * 32,
+        "é" * 32,
+        "ab" * 400,
+        "ab " * 32,
+        "ab" * 32 + "\n\n",
+        " " + "ab" * 32,
+    ],
+)
 def test_malformed_secrets_are_refused_without_being_shown(directory: Path, content: str) -> None:
     CacheSecrets.generate(directory)
     (directory / "naming.key").write_text(content)
     with pytest.raises(SecretsError, match=r"naming\.key: expected 32 bytes in hex") as caught:
         CacheSecrets.load(directory)
     assert not content or content not in str(caught.value)
+
+
+def test_a_full_disk_leaves_no_secret_and_no_other_file(directory: Path) -> None:
+    for make in (CacheSecrets.generate, complete_secrets):
+        with room_for(10), pytest.raises(SecretsError, match=rf"naming\.key: cannot be created \({REASON}\)"):
+            make(directory)
+        assert list(directory.iterdir()) == []
+    assert [path.name for path in complete_secrets(directory)] == ["naming.key", "tag-1.key"]
+    with room_for(10), pytest.raises(SecretsError, match=r"tag-2\.key: cannot be created"):
+        complete_secrets(directory, rotate=True)
+    assert CacheSecrets.load(directory).sealing_key_id == 1
+
+
+@pytest.mark.parametrize("name", ["naming.key", "tag-1.key"])
+@pytest.mark.parametrize("content", ["", "ab" * 7])
+def test_an_incomplete_secret_is_named_and_nothing_is_made_beside_it(
+    directory: Path, name: str, content: str
+) -> None:
+    directory.mkdir(mode=0o700)
+    broken = directory / name
+    broken.touch(mode=0o600)
+    broken.write_text(content)
+    for rotate in (False, True):
+        with pytest.raises(SecretsError, match=rf"{name}: expected 32 bytes in hex, .* delete it and make"):
+            complete_secrets(directory, rotate=rotate)
+        assert [path.name for path in directory.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_secret_that_appears_meanwhile_is_kept(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Another process was quicker, on file systems with hard links and without."""
+    link = os.link
+
+    def late(source: Path, target: Path) -> None:
+        if not target.exists():
+            target.write_text("the other's")
+        if not links:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(SecretsError, match="File exists"):
+        complete_secrets(directory)
+    assert [(path.name, path.read_text()) for path in directory.iterdir()] == [("naming.key", "the other's")]
+
+
+def test_file_systems_without_hard_links_are_served(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert len(complete_secrets(directory)) == 2
+    assert CacheSecrets.load(directory).sealing_key_id == 1
+    assert {path.name for path in directory.iterdir()} == {"naming.key", "tag-1.key"}
 
 
 def test_missing_parts_are_named(directory: Path) -> None:
