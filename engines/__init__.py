@@ -36,7 +36,7 @@ from engines.manifest import EngineManifest
 from engines.opening import open_engine
 from engines.options import EngineOptions
 from engines.publishing import publish_release
-from engines.signing import generate_signing_key, sign_release
+from engines.signing import generate_signing_key, key_fingerprints, sign_release
 from engines.trust import TrustSettings
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ __all__ = [
     "current_digest",
     "demo_gguf",
     "generate_signing_key",
+    "key_fingerprints",
     "load_gguf",
     "load_huggingface",
     "load_release",

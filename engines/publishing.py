@@ -3,7 +3,8 @@
     <version>/current                     one line: the digest of the release that serves
     <version>/releases/<digest>/          immutable once it has this name
     <version>/releases/.lock              held while someone publishes; the kernel lets go of it when he dies
-    <version>/releases/.new-…             in the making; the next publisher clears what a killed one left
+    <version>/releases/.new-…             in the making, removed if that fails; the next publisher clears what
+                                          a killed one left
 
 Invariants
 - `current` is replaced by one rename, and only after the release it will name is on disk under its final
@@ -53,8 +54,7 @@ def publish_release(
     target = releases / digest
     try:
         releases.mkdir(parents=True, exist_ok=True)
-        with _publisher_lock(releases / _LOCK, lock_seconds):
-            _clear_leftovers(releases)  # before the copy: it may need their room
+        with _publisher_lock(releases / _LOCK, lock_seconds), _scratch_cleared(releases):
             if not _holds(target, release):
                 _write_release(release, target)
             elif _signature(target) != release.files[SIGNATURE]:
@@ -64,7 +64,6 @@ def publish_release(
             if copy.digest != digest:
                 raise ReleaseError("digest", expected=f"release {digest} in {target}", found=copy.digest)
             _write_current(version_dir, digest)
-            _clear_leftovers(releases)
     except OSError as error:
         found = f"{error.strerror or error} ({error.filename or releases})"
         raise ReleaseError("publish", expected=f"to write to {version_dir}", found=found) from None
@@ -138,6 +137,16 @@ def _sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _scratch_cleared(releases: Path) -> Iterator[None]:
+    """Nothing in the making before (the copy may need its room) and after, whether it succeeds or not."""
+    _clear_leftovers(releases)
+    try:
+        yield
+    finally:
+        _clear_leftovers(releases)
 
 
 def _clear_leftovers(releases: Path) -> None:

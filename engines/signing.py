@@ -13,7 +13,6 @@ which a process that only speaks to an engine elsewhere should not pay for.
 
 import hashlib
 import os
-import secrets
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from engines.errors import ReleaseError
 from engines.manifest import MANIFEST, SIGNATURE, parse_manifest
+from engines.new_file import NewFile, create_files, replace_file
 from engines.release_folder import ReleaseFolder, shown
 
 PRIVATE_KEY = "release.key"
@@ -68,21 +68,38 @@ class _Statement(msgspec.Struct, frozen=True, rename={"type": "_type", "predicat
 
 
 def generate_signing_key(folder: Path) -> tuple[Path, Path]:
-    """Make a P-256 key pair in `folder`: (release.key with mode 0600, release.pub). Never replaces a key."""
+    """Make a P-256 key pair in `folder`: (release.key with mode 0600, release.pub). Never replaces a key.
+
+    ReleaseError if either half is there, or if the disk refuses; then neither is written.
+    """
     private, public = folder / PRIVATE_KEY, folder / PUBLIC_KEY
     key = ec.generate_private_key(ec.SECP256R1())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    known = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in (private, public):
-            if os.path.lexists(path):
-                raise ReleaseError(
-                    "signing key", expected=f"no {path} yet", found="one (keys are never replaced)"
-                )
-        _create(private, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-        _create(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
+        _check_no_key(private, public)
+        # the public half first: a kill between the two leaves the half that is worth nothing
+        create_files([NewFile(public, known, 0o644), NewFile(private, secret, 0o600)])
     except OSError as error:
-        raise ReleaseError("signing key", expected=f"to write to {folder}", found=str(error)) from None
+        found = error.strerror or str(error)
+        raise ReleaseError("signing key", expected=f"to write to {folder}", found=found) from None
     return private, public
+
+
+def _check_no_key(private: Path, public: Path) -> None:
+    there = [path for path in (private, public) if os.path.lexists(path)]
+    if not there:
+        return
+    expected = f"no {there[0]} yet"
+    if len(there) == 1:
+        found = f"half a pair: {there[0]} without {private if there[0] == public else public}"
+        found += f" (bring the other half back, or move {there[0].name} away)"
+    elif empty := [path for path in there if path.is_file() and path.stat().st_size == 0]:
+        found = f"an incomplete pair: {empty[0]} is empty (delete both files and run this again)"
+    else:
+        found = "one (keys are never replaced)"
+    raise ReleaseError("signing key", expected=expected, found=found)
 
 
 def sign_release(release_dir: Path, private_key: Path) -> Path:
@@ -97,12 +114,11 @@ def sign_release(release_dir: Path, private_key: Path) -> Path:
         if digest != expected.get(name):
             raise ReleaseError("digest", expected=f"SHA-256 {expected.get(name)} of {name}", found=digest)
     target = release_dir / SIGNATURE
-    scratch = target.with_name(f"{SIGNATURE}.{secrets.token_hex(8)}")
     try:
-        _create(scratch, bundle, 0o644)
-        os.replace(scratch, target)
+        replace_file(NewFile(target, bundle, 0o644))
     except OSError as error:
-        raise ReleaseError("signature", expected=f"to write {target}", found=str(error)) from None
+        found = error.strerror or str(error)
+        raise ReleaseError("signature", expected=f"to write {target}", found=found) from None
     return target
 
 
@@ -123,17 +139,21 @@ def _signed_bundle(release_dir: Path, private_key: Path) -> bytes:
 
     library: Any = model_signing  # its constructors carry no annotations
     hashed = library.hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
-    with tempfile.TemporaryDirectory() as scratch:
-        written = Path(scratch) / SIGNATURE
-        try:
-            signer = library.signing.Config().use_elliptic_key_signer(private_key=private_key)
-        except (OSError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
-            found = f"{private_key}: {shown(str(error))}"
-            raise ReleaseError(
-                "signing key", expected="an unencrypted EC private key in PEM", found=found
-            ) from None
-        signer.set_hashing_config(hashed).sign(release_dir, written)
-        return written.read_bytes()
+    try:
+        signer = library.signing.Config().use_elliptic_key_signer(private_key=private_key)
+    except (OSError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
+        found = f"{private_key}: {shown(str(error))}"
+        raise ReleaseError(
+            "signing key", expected="an unencrypted EC private key in PEM", found=found
+        ) from None
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            written = Path(scratch) / SIGNATURE
+            signer.set_hashing_config(hashed).sign(release_dir, written)
+            return written.read_bytes()
+    except OSError as error:
+        found = f"{error.strerror or error} ({error.filename or 'temporary folder'})"
+        raise ReleaseError("signature", expected=f"to read {release_dir}", found=found) from None
 
 
 def verify_signature(bundle: bytes, keys: Iterable[Path]) -> Mapping[str, str]:
@@ -143,7 +163,7 @@ def verify_signature(bundle: bytes, keys: Iterable[Path]) -> Mapping[str, str]:
     """
     from model_signing._signing import sign_ec_key, sign_sigstore_pb
 
-    trusted = _fingerprints(keys)
+    trusted = key_fingerprints(keys)
     parsed = _parse_bundle(bundle)
     hint = parsed.verification_material.public_key.hint
     if hint not in trusted:
@@ -170,7 +190,7 @@ def check_names(found: Iterable[str], expected: Iterable[str], *, by: str) -> No
         raise ReleaseError("folder", expected=f"every file named by {by}", found=f"no {shown(missing[0])}")
 
 
-def _fingerprints(keys: Iterable[Path]) -> dict[str, Path]:
+def key_fingerprints(keys: Iterable[Path]) -> dict[str, Path]:
     """Trusted key files by the hint that their signatures carry: SHA-256 of the public key in PEM."""
     trusted = {}
     for path in keys:
@@ -223,11 +243,3 @@ def _statement(payload: bytes) -> dict[str, str]:
     if len(digests) != len(predicate.resources):
         raise ReleaseError("signature", expected="each file signed once", found="a name that occurs twice")
     return digests
-
-
-def _create(path: Path, data: bytes, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with open(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -17,6 +17,7 @@ from engines.publishing import publish_release
 from engines.signing import sign_release
 from engines.trust import TrustSettings
 from tests.engines.conftest import TINY_FILES, Keys
+from tests.full_disk import REASON, room_for
 
 WriteRelease = Callable[..., Path]
 
@@ -173,6 +174,17 @@ def test_a_place_that_cannot_be_written_says_so(
         publish_release(write_release(), tmp_path / "file" / "1", model="tiny", trust=keys.trust)
     assert caught.value.step == "publish"
     assert "Not a directory" in caught.value.found
+
+
+def test_a_full_disk_leaves_the_old_release_and_nothing_in_the_making(
+    version: Path, write_release: WriteRelease, keys: Keys
+) -> None:
+    old, new = write_release("old", release=1), write_release("new", release=2)
+    digest = publish_release(old, version, model="tiny", trust=keys.trust)
+    with room_for(1000), pytest.raises(ReleaseError, match=f"publish: expected to write to .*{REASON}"):
+        publish_release(new, version, model="tiny", trust=keys.trust)
+    assert current_digest(version) == digest
+    assert sorted(path.name for path in (version / "releases").iterdir()) == [".lock", digest]
 
 
 def test_a_busy_publisher_is_waited_for_only_so_long(

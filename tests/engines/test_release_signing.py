@@ -1,6 +1,7 @@
 """Keys and signatures: what is written, what is refused before anything is signed."""
 
 import base64
+import errno
 import json
 import os
 import stat
@@ -24,6 +25,7 @@ from engines.manifest import encode_manifest
 from engines.signing import generate_signing_key, sign_release, verify_signature
 from engines.trust import TrustSettings
 from tests.engines.conftest import TINY_FILES, Keys, tiny_manifest
+from tests.full_disk import REASON, room_for
 
 WriteRelease = Callable[..., Path]
 
@@ -59,6 +61,69 @@ def test_a_public_key_in_the_way_leaves_no_private_one(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match=r"release\.pub"):
         generate_signing_key(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["release.pub"]
+
+
+def test_a_full_disk_leaves_neither_half_of_a_pair(tmp_path: Path) -> None:
+    for room in (0, 200):  # 200 bytes hold the public half alone
+        with room_for(room), pytest.raises(ReleaseError, match=f"to write to {tmp_path}, found {REASON}"):
+            generate_signing_key(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in generate_signing_key(tmp_path)} == {"release.key", "release.pub"}
+
+
+def test_half_a_pair_and_an_incomplete_one_are_told_apart(tmp_path: Path) -> None:
+    private, public = generate_signing_key(tmp_path)
+    public.rename(tmp_path / "kept")
+    with pytest.raises(
+        ReleaseError, match=r"half a pair: .*release\.key without .*release\.pub .*move release\.key"
+    ):
+        generate_signing_key(tmp_path)
+    (tmp_path / "kept").rename(public)
+    private.write_bytes(b"")
+    with pytest.raises(ReleaseError, match=r"incomplete pair: .*release\.key is empty \(delete both"):
+        generate_signing_key(tmp_path)
+
+
+def test_a_private_key_that_appears_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def late(source: Path, target: Path) -> None:
+        if target.name == "release.key":
+            target.write_text("the other's")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(ReleaseError, match="File exists"):
+        generate_signing_key(tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("release.key", "the other's")]
+
+
+def test_a_full_disk_keeps_the_old_signature_and_leaves_no_other(
+    write_release: WriteRelease, keys: Keys, tmp_path: Path
+) -> None:
+    folder = write_release()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with room_for(100), pytest.raises(ReleaseError, match=REASON):
+        sign_release(folder, keys.private)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_disk_fails_under_the_signature_alone(
+    write_release: WriteRelease, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The temporary folder has room, the release's disk has none: model.sig.<hex> does not stay."""
+    folder = write_release(sign=False)
+    names = {path.name for path in folder.iterdir()}
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ReleaseError, match=r"to write .*/model\.sig, found No space left on device"):
+        sign_release(folder, keys.private)
+    assert {path.name for path in folder.iterdir()} == names
 
 
 def test_the_signature_names_every_file_and_ignores_only_itself(write_release: WriteRelease) -> None:
