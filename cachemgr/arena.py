@@ -13,7 +13,8 @@ No promise: another process of the same user (or root) can truncate the file in 
 use asks for the file's size first (`whole`), so a truncation between two uses is a miss; one that falls into
 a copy, microseconds long, ends this process by SIGBUS, which Python cannot catch, and the next process makes
 good what it finds. Reading by `pread` would survive, and would make a restore half as slow again (copy and
-tag of a block of 1.4 MB: 113 µs mapped, 173 read); deleting the file, the usual mistake, does no harm.
+tag of a block of 1.4 MB: 113 µs mapped, 173 read); deleting the file, the usual mistake, ends no process.
+Either is noticed within a second or so, and the arena replaced by a fresh one.
 
 Threads: slots are disjoint; the cache sees to it that one slot has one writer.
 """
@@ -114,6 +115,22 @@ class Arena(ArenaView):
         self._bytes[start + _MAGIC_END : start + HEADER_NBYTES] = source[_MAGIC_END:]
         self._bytes[start + HEADER_NBYTES + self.payload_nbytes : start + self.slot_nbytes] = 0
         self._bytes[start + MAGIC_OFFSET : start + _MAGIC_END] = source[MAGIC_OFFSET:_MAGIC_END]
+
+    def damage(self) -> str | None:
+        """What somebody did to the file meanwhile that makes it useless: "deleted", "cut", or None.
+
+        A deleted one could be used on, but no other process would ever find what is in it.
+        """
+        if os.fstat(self._fd).st_nlink == 0:
+            return "deleted"
+        return None if self.whole() else "cut"
+
+    def let_go(self) -> None:
+        """Unlock a damaged file. Nobody uses it from now on; who reads it at this moment unmaps it."""
+        self._whole = False
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        os.close(self._fd)
+        self._fd = -1
 
     def close(self) -> None:
         """Unmap and unlock; the file stays. Views still held keep the mapping, not the lock. Idempotent."""

@@ -54,8 +54,7 @@ class ArenaFiles:
         self._settings = settings
         self._geometry = geometry_digest(block_format)
         self._slot_nbytes = slot_nbytes(block_format.payload_nbytes)
-        self._held: list[Arena] = []
-        self._next_slot = 0
+        self.held: list[Arena] = []
         self._said: set[str] = set()
         self.bound = self._bound()
         self.capacity = settings.share(self.bound) // self._slot_nbytes
@@ -72,18 +71,36 @@ class ArenaFiles:
         if not self.room:
             return []
         taken = self._take_over()
-        self._make_room(0 if self._held else self.room * self._slot_nbytes)
+        self._make_room(0 if self.held else self.room * self._slot_nbytes)
         free = min(self.room, (self.bound - self._node_bytes()) // self._slot_nbytes)
-        if free * 8 < self.capacity and not self._held:
+        if free * 8 < self.capacity and not self.held:
             self._say(self._waits())
         created = None
-        if free * 4 >= self.capacity or (free > 0 and not self._held):  # few slots are not worth another file
+        if free * 4 >= self.capacity or (free > 0 and not self.held):  # few slots are not worth another file
             created = self._create(free)
         return [*taken, created] if created else taken
 
+    def let_go_of_lost(self) -> int:
+        """Drop the arenas that something which is no cache deleted or cut; how many."""
+        lost = 0
+        for arena in tuple(self.held):
+            if damage := arena.damage():
+                log.warning("arena lost: %s was %s while in use; it is replaced", arena.path, damage)
+                self._unlink_damaged(arena)  # while it is locked
+                arena.let_go()
+                self.held.remove(arena)
+                lost += 1
+        return lost
+
+    def close(self) -> None:
+        """Unmap and unlock every arena."""
+        for arena in self.held:
+            arena.close()
+        self.held.clear()
+
     def others(self) -> set[str]:
         """Paths of this node's arenas of our geometry that we do not hold, whoever does."""
-        held = {arena.path for arena in self._held}
+        held = {arena.path for arena in self.held}
         return {entry.path for entry in self._entries() if entry.ours and entry.path not in held}
 
     def view(self, path: str, *, first_slot: int) -> ArenaView | None:
@@ -132,8 +149,15 @@ class ArenaFiles:
 
     @property
     def room(self) -> int:
-        """Slots this process may hold beyond those it does."""
-        return self.capacity - sum(len(arena.slots) for arena in self._held)
+        """Slots that one more arena of this process may have."""
+        return len(self._free_numbers())
+
+    def _free_numbers(self) -> range:
+        """The longest stretch of slot numbers that no arena has; all that are left, until one is lost."""
+        taken = sorted((arena.slots for arena in self.held), key=lambda slots: slots.start)
+        starts = [0, *(slots.stop for slots in taken)]
+        stops = [*(slots.start for slots in taken), self.capacity]
+        return max(map(range, starts, stops), key=len)
 
     def _adopt(self, fd: int, path: str) -> Arena | None:
         """Make a locked file an arena of at most our room; None, and the file gone, if that is nothing.
@@ -141,7 +165,7 @@ class ArenaFiles:
         Only the first one is cut to the room: a later one that does not fit is worth more whole, read-only.
         """
         declared = os.fstat(fd).st_size // self._slot_nbytes
-        if declared > self.room and self._held:
+        if declared > self.room and self.held:
             os.close(fd)
             return None
         return self._finish(fd, path, slots=min(declared, self.room))
@@ -178,13 +202,13 @@ class ArenaFiles:
                 self._discard(fd, path)
                 return None
             resized(fd)
-            arena = Arena(fd, path=path, block_format=self._format, first_slot=self._next_slot)
+            first = self._free_numbers().start
+            arena = Arena(fd, path=path, block_format=self._format, first_slot=first)
         except OSError as error:
             self._say(f"arena refused: {path}: {error}")
             os.close(fd)
             return None
-        self._next_slot += len(arena.slots)
-        self._held.append(arena)
+        self.held.append(arena)
         return arena
 
     def _sized(self, fd: int, slots: int) -> bool:
@@ -225,6 +249,13 @@ class ArenaFiles:
         with suppress(FileNotFoundError):  # somebody else did
             os.unlink(path)
         os.close(fd)
+
+    def _unlink_damaged(self, arena: Arena) -> None:
+        """What is left of a cut file goes: reservations of the old map may still write into it."""
+        with suppress(FileNotFoundError):
+            info = os.lstat(arena.path)
+            if (info.st_dev, info.st_ino) == arena.file_id:  # not what somebody put in its place
+                os.unlink(arena.path)
 
     def _open(self, path: str) -> int | None:
         try:

@@ -11,8 +11,8 @@ Blocks in the arenas of the node's other processes are found behind our own and 
 what their writer changed meanwhile is a miss, counted as stale.
 
 Threads: lookup, acquire, hashes and release by any; restore, prepare, commit, abort and close by the step
-loop. One more thread looks after the arenas: about once a second it takes over what fell free and, if
-anybody asked for blocks since, reads the headers that others published.
+loop. One more thread looks after the arenas: about once a second it replaces what was deleted or cut, takes
+over what fell free and, if anybody asked for blocks since, reads the headers that others published.
 """
 
 import logging
@@ -24,18 +24,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cachemgr.arena import Arena, ArenaView
+from cachemgr.arena import ArenaView
 from cachemgr.arena_files import ArenaFiles
 from cachemgr.block_hash import BlockHasher
 from cachemgr.contract import BlockFormat, BlockHash, Lease, PendingBlock, Sink
 from cachemgr.counts import Counts
+from cachemgr.host_tier import HostTier
 from cachemgr.lease import Reservation, SlotLease
-from cachemgr.other_arenas import OtherArenas
 from cachemgr.other_blocks import FIRST_OTHER_SLOT
 from cachemgr.secrets import CacheSecrets
 from cachemgr.settings import CacheSettings
 from cachemgr.shard import ALIGN, BlockAddress, ShardOpener, ShardSealer, Verdict, address_of
-from cachemgr.slot_table import SlotTable
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +68,11 @@ class HostCache:
         self._payload_nbytes = block_format.payload_nbytes
         self._batch = max(1, _BATCH_NBYTES // self._payload_nbytes)
         self._files = files
-        self._arenas: list[Arena] = []
         self._counts = Counts()
         self._clock = clock
-        self._table = SlotTable(
-            files.capacity, ttl_s=ttl_s, erase=self._erase, clock=clock, counts=self._counts
-        )
+        self._ttl_s = ttl_s
+        self._tier = self._new_tier()
         self._staging: list[npt.NDArray[np.uint8]] = []
-        self._others = OtherArenas(files, opener=self._opener, table=self._table)
         self._asked = False
         self._warned: set[str] = set()
         self._closed = Event()
@@ -92,20 +88,21 @@ class HostCache:
     def lookup(self, hashes: Sequence[BlockHash]) -> int:
         """See PrefixCache."""
         self._asked = True
-        return self._table.known(hashes)
+        return self._tier.table.known(hashes)
 
     def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
         """See PrefixCache. Nothing is fetched from elsewhere yet, so the lease is ready at once."""
         self._asked = True
-        self._table.sweep()
-        slots = self._table.pin(hashes)
-        return SlotLease(slots, hashes[: len(slots)], owner=self, unpin=self._table.unpin)
+        tier = self._tier
+        tier.table.sweep()
+        slots = tier.table.pin(hashes)
+        return SlotLease(slots, hashes[: len(slots)], owner=self, tier=tier)
 
     def restore(self, lease: Lease, *, first: int, sink: Sink) -> int:
         """See PrefixCache. What the sink raises is engine trouble and passes through."""
         if not isinstance(lease, SlotLease) or lease.owner is not self:
             raise TypeError("restore takes a lease of this cache")
-        if self._closed.is_set():
+        if self._closed.is_set() or lease.tier is not self._tier:
             return first
         started = self._clock()
         staging = self._staging.pop() if self._staging else self._new_staging()
@@ -126,43 +123,37 @@ class HostCache:
 
     def prepare(self, hashes: Sequence[BlockHash], index: int, *, namespace: str = "") -> PendingBlock | None:
         """See PrefixCache. `namespace` is for quotas, which the host tier does not have yet."""
-        slot = self._table.reserve(hashes, index)
+        tier = self._tier
+        slot = tier.table.reserve(hashes, index)
         if slot is None:
             return None
-        arena, address = self._arena(slot), address_of(hashes, index)
-        if not arena.whole():
-            self._table.cancel(address.hash)
+        arena, address = tier.arena(slot), address_of(hashes, index)
+        if arena is None or not arena.whole():
+            tier.table.cancel(address.hash)
             return None
         arena.invalidate(slot)
-        return Reservation(slot, arena.payload(slot), address=address, hashes=hashes)
+        return Reservation(slot, address=address, hashes=hashes, arena=arena, tier=tier)
 
     def commit(self, pending: PendingBlock) -> None:
         """See PrefixCache."""
         block = self._close_reservation(pending)
         if self._closed.is_set():
             return
-        arena = self._arena(block.slot)
-        if not arena.whole():
-            self._table.cancel(block.address.hash)
+        arena, table = block.arena, block.tier.table
+        if block.tier is not self._tier or not arena.whole():
+            table.cancel(block.address.hash)
             return
         arena.publish(block.slot, self._sealer.seal(block.address, block.payload))
-        self._table.publish(block.slot, block.address, block.hashes)
+        table.publish(block.slot, block.address, block.hashes)
 
     def abort(self, pending: PendingBlock) -> None:
         """See PrefixCache."""
         block = self._close_reservation(pending)
-        self._table.cancel(block.address.hash)
+        block.tier.table.cancel(block.address.hash)
 
     def counters(self) -> dict[str, float]:
         """Totals (`cache_…_total`) and gauges (every other name)."""
-        return {
-            **self._counts.totals(),
-            **self._table.gauges(),
-            "cache_arenas": float(len(self._arenas)),
-            "cache_slots": float(sum(len(arena.slots) for arena in self._arenas)),
-            "cache_bytes": float(sum(arena.nbytes for arena in self._arenas)),
-            "cache_foreign_arenas": float(len(self._others.views)),
-        }
+        return {**self._counts.totals(), **self._tier.gauges()}
 
     def close(self) -> None:
         """See PrefixCache."""
@@ -171,20 +162,15 @@ class HostCache:
         self._closed.set()
         if self._refresher.ident is not None:
             self._refresher.join()
-        self._table.close()
-        self._others.close()
-        for arena in self._arenas:
-            arena.close()
-        self._arenas.clear()
+        self._tier.close()
+        self._files.close()
 
     def check_integrity(self) -> None:
         """AssertionError if index, order, pins and arenas contradict each other.
 
         O(n): for tests and idle checks.
         """
-        for name, slot in self._table.check_integrity():
-            header = self._arena(slot).header(slot)
-            assert header[32:48] == name, f"slot {slot} is published under another name"
+        self._tier.check_integrity()
 
     def _stage(self, lease: SlotLease, blocks: range, staging: npt.NDArray[np.uint8]) -> int:
         """Copy and check `blocks` into rows of `staging`; how many leading ones passed.
@@ -208,12 +194,12 @@ class HostCache:
     def _passes(self, lease: SlotLease, index: int, out: npt.NDArray[np.uint8]) -> bool:
         """Copy block `index` of a lease to `out` and check it; False, and the block rejected, if it fails."""
         slot = lease.slots[index]
-        arena = self._holder(slot)
+        arena = lease.tier.holder(slot)
         verdict = self._copy_checked(arena, slot, address_of(lease.hashes, index), out)
         if verdict is Verdict.WHOLE:
             return True
-        self._table.reject(slot, lease.hashes[index], verdict)
-        if arena is not None and slot < FIRST_OTHER_SLOT:
+        lease.tier.table.reject(slot, lease.hashes[index], verdict)
+        if arena is not None and arena.whole() and slot < FIRST_OTHER_SLOT:
             self._warn(verdict, arena.path)
         return False
 
@@ -246,11 +232,27 @@ class HostCache:
         return rows[:, : self._payload_nbytes]
 
     def _refresh_arenas(self) -> None:
-        """Take over what fell free, then see what others hold."""
+        """Let go of what is lost, take over what fell free, then see what others hold."""
+        if lost := self._files.let_go_of_lost():
+            self._counts.lost_arenas += lost
+            self._start_over()
         for arena in self._files.claim():
-            self._attach(arena)
+            self._tier.attach(arena)
         asked, self._asked = self._asked, False
-        self._others.refresh(scan=asked)
+        self._tier.refresh(scan=asked)
+
+    def _start_over(self) -> None:
+        """With a new tier of the arenas that are left, if any; each lease of the old one is a miss."""
+        self._tier.close()
+        self._tier = self._new_tier()
+        self._warned.clear()  # a fresh arena may have the name of a lost one
+        for arena in self._files.held:
+            self._tier.attach(arena)
+
+    def _new_tier(self) -> HostTier:
+        return HostTier(
+            self._files, opener=self._opener, ttl_s=self._ttl_s, clock=self._clock, counts=self._counts
+        )
 
     def _refresh_on(self) -> None:
         """During a reload the process before us still holds its arena at first, and keeps committing."""
@@ -262,41 +264,6 @@ class HostCache:
             except OSError as error:  # the next round may do better; until then others' news are misses
                 log.warning("arenas not looked at: %s", error)
             pause = max(_REFRESH_INTERVAL_S, _REFRESH_SHARE * (time.thread_time() - started))
-
-    def _attach(self, arena: Arena) -> None:
-        """Index what an arena holds, deepest and oldest first; useless slots are empty."""
-        self._arenas.append(arena)
-        first = arena.slots.start
-        headers = arena.headers()
-        readable, unreadable = self._opener.readable(headers), self._opener.unreadable(headers)
-        corrupt = self._opener.published(headers) & ~readable & ~unreadable
-        for slot in np.flatnonzero(corrupt).tolist():
-            arena.invalidate(first + slot)
-        self._counts.corrupt_blocks += int(corrupt.sum())
-        rows = np.flatnonzero(readable)
-        # Depth decides, then age: every block then has all its ancestors on its more recent side.
-        rows = rows[np.lexsort((headers["sequence"][rows], -headers["index"][rows].astype(np.int64)))]
-        names: list[BlockHash] = headers["hash"][rows].tolist()
-        self._table.add_resident(names, (first + rows).astype(np.int32), headers["index"][rows])
-        self._table.add_unreadable((first + np.flatnonzero(unreadable)).tolist())
-        for run in _runs(~readable & ~unreadable):
-            self._table.add_empty(range(first + run.start, first + run.stop))
-        log.info("host tier: %s: %d slots, %d blocks found", arena.path, len(arena.slots), len(names))
-
-    def _arena(self, slot: int) -> Arena:
-        return next(arena for arena in self._arenas if slot in arena.slots)
-
-    def _holder(self, slot: int) -> ArenaView | None:
-        """The arena of a leased slot; None if it was another process's and is let go."""
-        if slot < FIRST_OTHER_SLOT:
-            return self._arena(slot)
-        return next((view for view in self._others.views if slot in view.slots), None)
-
-    def _erase(self, slot: int) -> None:
-        """Unpublish a slot; nothing if the cache was closed meanwhile."""
-        for arena in self._arenas:
-            if slot in arena.slots:
-                arena.invalidate(slot)
 
     def _close_reservation(self, pending: PendingBlock) -> Reservation:
         if not isinstance(pending, Reservation):
@@ -318,9 +285,3 @@ def open_cache(
     """
     files = ArenaFiles(block_format, settings)
     return HostCache(block_format, files, secrets=secrets, ttl_s=settings.ttl_s, clock=clock)
-
-
-def _runs(mask: npt.NDArray[np.bool_]) -> list[range]:
-    """The stretches of True in `mask`."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
-    return [range(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]

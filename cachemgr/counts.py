@@ -23,6 +23,8 @@ class Counts:
     stale_blocks: int = 0
     """Another process reused the slot, or let go of the arena, before we read it."""
     reattached_blocks: int = 0
+    lost_arenas: int = 0
+    """Deleted or cut, while we used them, by something that is no cache."""
     full_refusals: int = 0
 
     def totals(self) -> dict[str, float]:

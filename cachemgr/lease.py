@@ -1,11 +1,10 @@
 """What callers hold: a lease on blocks they read, a reservation for a block they write."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
+from cachemgr.arena import Arena
 from cachemgr.contract import BlockHash
+from cachemgr.host_tier import HostTier
 from cachemgr.shard import BlockAddress
 
 
@@ -15,20 +14,15 @@ class SlotLease:
     Releasing twice, or from two threads at once, unpins once.
     """
 
-    __slots__ = ("_held", "_unpin", "hashes", "owner")
+    __slots__ = ("_held", "hashes", "owner", "tier")
 
     def __init__(
-        self,
-        slots: list[int],
-        hashes: Sequence[BlockHash],
-        *,
-        owner: object,
-        unpin: Callable[[list[int]], None],
+        self, slots: list[int], hashes: Sequence[BlockHash], *, owner: object, tier: HostTier
     ) -> None:
         self.hashes = hashes
         self.owner = owner
+        self.tier = tier
         self._held = [slots]
-        self._unpin = unpin
 
     @property
     def blocks(self) -> int:
@@ -53,21 +47,29 @@ class SlotLease:
             slots = self._held.pop()  # one bytecode under the interpreter lock: only one caller gets them
         except IndexError:
             return
-        self._unpin(slots)
+        self.tier.table.unpin(slots)
 
 
 class Reservation:
     """A slot being written; its block is announced and not visible."""
 
-    __slots__ = ("address", "hashes", "open", "payload", "slot")
+    __slots__ = ("address", "arena", "hashes", "open", "payload", "slot", "tier")
 
     def __init__(
-        self, slot: int, payload: npt.NDArray[np.uint8], *, address: BlockAddress, hashes: Sequence[BlockHash]
+        self,
+        slot: int,
+        *,
+        address: BlockAddress,
+        hashes: Sequence[BlockHash],
+        arena: Arena,
+        tier: HostTier,
     ) -> None:
         self.slot = slot
-        self.payload = payload
+        self.payload = arena.payload(slot)
         self.address = address
         self.hashes = hashes
+        self.arena = arena
+        self.tier = tier
         self.open = True
 
     def close(self) -> None:

@@ -4,8 +4,8 @@ A view maps the file read-only. A scan copies every header in one vectorised pas
 publication has its own) with those of the scan before, and hands only what changed to the slot table.
 
 Invariants
-- A view lives as long as its file has its name and is not our own; then its blocks are forgotten and the
-  map goes with its last reader.
+- A view lives as long as its file has its name, keeps its size and is not our own; then its blocks are
+  forgotten and the map goes with its last reader.
 - Nothing here writes to an arena of others.
 
 Threads: `refresh` and `close` by one, without the cache's lock; `views` is read by any.
@@ -60,8 +60,10 @@ class OtherArenas:
     def refresh(self, *, scan: bool) -> None:
         """Let go of arenas that are gone or ours by now, map new ones; `scan`: read all headers again."""
         present = {(path, file_id) for path in self._files.others() if (file_id := _file_id(path))}
-        for key in self._known.keys() - present:
-            self._drop(key)
+        for key in [
+            key for key, other in self._known.items() if key not in present or not other.arena.whole()
+        ]:
+            self._drop(key)  # of a file that was cut, what is left is mapped again
         new = [other for key in sorted(present - self._known.keys()) if (other := self._map(key))]
         for other in list(self._known.values()) if scan else new:
             self._scan(other)

@@ -55,9 +55,7 @@ class Peer:
         return int(self._process.stdout.readline())
 
 
-def fill_peer(
-    cache: HostCache, blocks: int, *, seed: int, block_format: BlockFormat = PEER_FORMAT
-) -> int:
+def fill_peer(cache: HostCache, blocks: int, *, seed: int, block_format: BlockFormat = PEER_FORMAT) -> int:
     """Commit a chain of so many blocks; how many were written."""
     hashes, written = chain(cache, blocks, seed=seed), 0
     for index in range(blocks):

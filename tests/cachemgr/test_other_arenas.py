@@ -268,14 +268,14 @@ def test_a_block_in_two_foreign_arenas_is_one_entry(host: Host, frozen: None) ->
     reader = host.open(blocks=24, arena_bytes=8 * STRIDE)
     assert read(reader, hashes) == 3
     assert reader.counters()["cache_foreign_blocks"] == 3
-    assert len(reader._table._others._used) == 3, "nothing is kept of the copy that is not used"
+    assert len(reader._tier.table._others._used) == 3, "nothing is kept of the copy that is not used"
     host.arenas()[0].unlink()
     reader._refresh_arenas()
     assert read(reader, hashes) == 3
     host.arenas()[0].unlink()
     reader._refresh_arenas()
     assert reader.lookup(hashes) == 0
-    assert not reader._table._others._used
+    assert not reader._tier.table._others._used
 
 
 def test_an_arena_taken_over_under_a_lease_costs_that_lease_its_rest(host: Host, frozen: None) -> None:
@@ -302,6 +302,9 @@ def test_an_arena_cut_by_a_stranger_costs_hits_and_nothing_else(host: Host, froz
     assert read(second, hashes) == 0
     refresh(second)
     assert second.counters()["cache_stale_blocks_total"] == 6
+    assert second.counters()["cache_foreign_arenas"] == 1
+    assert second.lookup(hashes) == second.counters()["cache_foreign_blocks"] == 1, "what is left is read"
+    assert read(second, hashes) == 1
 
 
 def test_an_arena_that_others_read_is_not_cut_under_them(host: Host, frozen: None) -> None:
