@@ -8,7 +8,12 @@ from scripts.triton_runtime import TritonAddress
 
 
 def require_free(address: TritonAddress) -> None:
-    """UsageError naming the first of the three ports that is taken, or the address that is not ours."""
+    """UsageError naming the first of the three ports that is taken, or the address that is not usable."""
+    if ":" in address.host:
+        raise UsageError(
+            f"--host {address.host}: IPv6 addresses are not supported; use an IPv4 address of this machine, "
+            "such as 127.0.0.1, or 0.0.0.0 for every one"
+        )
     wanted = {
         "HTTP_PORT": address.http_port,
         "GRPC_PORT": address.grpc_port,
@@ -27,8 +32,7 @@ def require_free(address: TritonAddress) -> None:
 
 
 def _problem(host: str, port: int) -> str | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -16,7 +16,9 @@ from pathlib import Path
 from scripts.arguments import add_address, address_from, path
 from scripts.console import say, working
 from scripts.environment import inherited
+from scripts.errors import RejectedError
 from scripts.interruption import Interruption
+from scripts.plain_path import plain_path
 from scripts.ports import require_free
 from scripts.server_process import ServerProcess
 from scripts.supervisor import Supervisor, SupervisorSettings, Surroundings
@@ -31,6 +33,7 @@ from scripts.triton_runtime import (
     server_command,
     server_environment,
 )
+from scripts.whole_file import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +61,27 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
 def supervised(arguments: argparse.Namespace) -> Iterator[Serving]:
     """Bring Triton up, hand it over, and take it down on the way out, on errors, SIGINT and SIGTERM alike."""
     interruption = Interruption()
-    launch = _launch(arguments)
-    supervisor = _supervisor(launch, triton=arguments.triton, interruption=interruption)
     interruption.install()
-    try:
-        with working(f"start Triton with {', '.join(launch.models)}"):
-            supervisor.bring_up()
-        yield Serving(address=launch.address, models=launch.models, supervisor=supervisor)
-    finally:
-        interruption.ignore()  # stopping has a limit of its own
-        supervisor.shut_down()
+    with plain_path(arguments.home.resolve()) as home:
+        launch = _launch(arguments, home)
+        supervisor = _supervisor(launch, triton=arguments.triton, interruption=interruption)
+        try:
+            with working(f"start Triton with {', '.join(launch.models)}"):
+                supervisor.bring_up()
+            yield Serving(address=launch.address, models=launch.models, supervisor=supervisor)
+        finally:
+            interruption.ignore()  # stopping has a limit of its own
+            supervisor.shut_down()
 
 
-def _launch(arguments: argparse.Namespace) -> TritonLaunch:
-    home: Path = arguments.home.resolve()
-    repository = home / "model_repository"
-    models = tuple(arguments.model) or models_of(repository)
+def _launch(arguments: argparse.Namespace, home: Path) -> TritonLaunch:
+    models = tuple(arguments.model) or models_of(arguments.home / "model_repository")
     address = address_from(arguments)
     require_free(address)
     return TritonLaunch(
         address=address,
         backends=home / "backends",
-        model_repository=repository,
+        model_repository=home / "model_repository",
         models=models,
         shm_prefix=f"tensorcache-{os.getpid()}-{secrets.token_hex(4)}_",
         log=home / "triton.log",
@@ -91,10 +93,11 @@ def _launch(arguments: argparse.Namespace) -> TritonLaunch:
 def admin_key(file: Path) -> str:
     """The key of Triton's model-control API, made once per home; whoever can read it may load models."""
     if not file.exists():
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(handle, "w") as written:
-            written.write(secrets.token_hex(16) + "\n")
-    return file.read_text().strip()
+        write_whole(file, f"{secrets.token_hex(16)}\n".encode(), mode=0o600)
+    key = file.read_text().strip()
+    if len(key) < 16:
+        raise RejectedError(f"{file}: expected a key of at least 16 characters, found {len(key)}: delete it")
+    return key
 
 
 def _supervisor(launch: TritonLaunch, *, triton: Path | None, interruption: Interruption) -> Supervisor:

@@ -35,3 +35,9 @@ def test_ports_must_differ() -> None:
 def test_a_foreign_address_is_said() -> None:
     with pytest.raises(UsageError, match="cannot be used"):
         require_free(TritonAddress(host="192.0.2.1"))
+
+
+@pytest.mark.parametrize("host", ["::1", "::", "[::1]", "fe80::1"])
+def test_an_ipv6_address_is_refused_before_anything_starts(host: str) -> None:
+    with pytest.raises(UsageError, match=r"^--host .*: IPv6 addresses are not supported; use .*127\.0\.0\.1"):
+        require_free(TritonAddress(host=host))
