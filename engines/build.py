@@ -26,6 +26,8 @@ from engines.kernel_class import kernel_class
 from engines.manifest import (
     FORMAT,
     MANIFEST,
+    MODEL_NAME,
+    MODEL_NAME_RULE,
     EngineManifest,
     FileEntry,
     Golden,
@@ -35,6 +37,7 @@ from engines.manifest import (
 from engines.onnx_emit import WEIGHTS_FILE, EmittedGraph
 from engines.options import EngineOptions
 from engines.ort import OrtEngine, cache_positions
+from engines.release_folder import shown
 from engines.smoothing import SmoothedDecoder, smooth
 
 GRAPH_FILE = "graph.onnx"
@@ -107,8 +110,8 @@ def build_release(
 def _check(decoder: Decoder, options: BuildOptions, model: str, release: int) -> None:
     config, g = decoder.config, decoder.config.geometry
     check_decoder(decoder, options.precision)
-    if not model:
-        raise BuildError("model: must not be empty")
+    if not MODEL_NAME.fullmatch(model):
+        raise BuildError(f"model: must be {MODEL_NAME_RULE}, got {shown(model)}")
     block = options.block_tokens
     if block < 8 or block > 512 or block & (block - 1):
         raise BuildError(f"block_tokens: must be a power of two in 8 … 512, got {block}")

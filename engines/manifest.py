@@ -6,6 +6,7 @@ engine.json names the SHA-256 of every other file, so that one digest fixes them
 """
 
 import hashlib
+import re
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -16,6 +17,9 @@ from engines.errors import ReleaseError
 FORMAT: Final = "tensorcache-engine/1"
 MANIFEST = "engine.json"
 SIGNATURE = "model.sig"
+
+MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+MODEL_NAME_RULE: Final = "1 … 128 letters, digits, '_', '.' or '-', and begin with none of the last two"
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -53,7 +57,7 @@ class EngineManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     format: Literal["tensorcache-engine/1"]
-    model: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
+    model: Annotated[str, msgspec.Meta(pattern=rf"^{MODEL_NAME.pattern}\Z")]
     release: Size
     runtime: Literal["onnxruntime", "tensorrt"]
     graph: str

@@ -7,11 +7,12 @@
 import importlib.util
 import re
 import shutil
-import stat
 from pathlib import Path
 
 from cachemgr import complete_secrets
 from scripts.errors import UsageError
+from scripts.scratch import put_in_place, scratch_for
+from scripts.whole_file import write_whole
 
 PACKAGES = ("backend", "engines", "cachemgr")
 BACKEND = "tensorcache"
@@ -21,12 +22,20 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def lay_out_backend(backends: Path) -> Path:
-    """Copy the backend's code to `backends`/tensorcache; what else lies there (settings, keys) stays."""
+    """Copy the backend's code to `backends`/tensorcache; what else lies there (settings, keys) stays.
+
+    All of it is copied before the first old folder is replaced: a full disk leaves the old backend whole.
+    """
     destination = backends / BACKEND
-    destination.mkdir(parents=True, exist_ok=True)
-    for package in PACKAGES:
-        _replace_tree(_source_of(package), destination / package)
-    shutil.copyfile(_source_of("backend") / "model.py", destination / "model.py")
+    with scratch_for(destination, work="installation") as scratch:
+        for package in PACKAGES:
+            ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+            shutil.copytree(_source_of(package), scratch / package, ignore=ignored)
+        shutil.copyfile(_source_of("backend") / "model.py", scratch / "model.py")
+        destination.mkdir(exist_ok=True)
+        for package in PACKAGES:
+            put_in_place(scratch / package, destination / package, scratch=scratch)
+        (scratch / "model.py").replace(destination / "model.py")
     return destination
 
 
@@ -35,16 +44,6 @@ def _source_of(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(f"the package {package!r} is not installed: run `make setup`")
     return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _replace_tree(source: Path, destination: Path) -> None:
-    """Copied beside the old folder and then renamed, so that a killed copy leaves the old one."""
-    scratch = destination.with_name(f".new-{destination.name}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(source, scratch, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    if destination.exists():
-        shutil.rmtree(destination)
-    scratch.rename(destination)
 
 
 def write_node_config(
@@ -62,16 +61,16 @@ def write_node_config(
             raise UsageError(f"public key {key} is not a file")
         target = folder / (f"release-{number}.pub" if number else "release.pub")
         if not target.exists() or not target.samefile(key):
-            shutil.copyfile(key, target)
+            write_whole(target, key.read_bytes())
         names.append(f'"keys/{target.name}"')
-    config.write_text(
+    text = (
         "# What this node trusts and where its secrets lie. Relative paths are relative to this file.\n"
         f'[node]\ncluster = "{cluster}"\nid = "node-1"\n\n'
         f"[trust]\nkeys = [{', '.join(names)}]\n\n"
         '[secrets]\ndir = "secrets"\n\n'
         f"[host]\n{'# ' if host_bytes is None else ''}bytes = {host_bytes or 1 << 30}\nttl_s = 3600\n"
     )
-    config.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    write_whole(config, text.encode(), mode=0o600)
     return [*written, config]
 
 
@@ -88,6 +87,6 @@ def write_model_config(repository: Path, model: str, *, replace: bool = False) -
         (target.parent / "1").mkdir(parents=True, exist_ok=True)
         if target.exists() and not replace:
             continue
-        target.write_text(template.read_text().replace(TEMPLATE_MODEL, model))
+        write_whole(target, template.read_text().replace(TEMPLATE_MODEL, model).encode())
         written.append(target)
     return written

@@ -1,7 +1,6 @@
 """`tensorcache build`: make a release folder (graph, weights, tokenizer, engine.json) from weights."""
 
 import argparse
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,7 @@ from scripts.arguments import Verbs, add_verb, path, positive
 from scripts.console import progress_bar, say, show_table, size_text
 from scripts.errors import UsageError
 from scripts.refusals import engine_refusals
+from scripts.scratch import put_in_place, scratch_for
 from scripts.sources import load_decoder
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ EXAMPLES = """
   tensorcache build ./Qwen3-8B --target tensorrt --precision float16 --out build/qwen3-onnx
 """
 _BLOCK_TOKENS = 32
+_PREFILL_TOKENS = 512
 TARGETS = ("onnxruntime", "tensorrt")
 
 
@@ -74,10 +75,12 @@ def _build_release(arguments: argparse.Namespace) -> "EngineManifest":
 
     out: Path = arguments.out
     options = BuildOptions(
-        precision=arguments.precision or "int8", lanes=arguments.lanes, max_seq_len=arguments.max_seq_len
+        precision=arguments.precision or "int8",
+        lanes=arguments.lanes,
+        max_seq_len=arguments.max_seq_len,
+        max_prefill_tokens=min(_PREFILL_TOKENS, arguments.max_seq_len),
     )
-    scratch = out.with_name(f".{out.name}.building")
-    with progress_bar() as progress:
+    with scratch_for(out, work="build") as scratch, progress_bar() as progress:
         task = progress.add_task("read weights", total=1.0)
         decoder = load_decoder(arguments.source, max_seq_len=arguments.max_seq_len)
         folder = build_release(
@@ -88,11 +91,8 @@ def _build_release(arguments: argparse.Namespace) -> "EngineManifest":
             options=options,
             progress=lambda stage, done: progress.update(task, description=stage, completed=done),
         )
+        put_in_place(folder, out, scratch=scratch)
         progress.update(task, description=f"{out.name}: built", completed=1.0)
-    if out.exists():
-        shutil.rmtree(out)
-    folder.rename(out)
-    scratch.rmdir()
     return msgspec.json.decode((out / "engine.json").read_bytes(), type=EngineManifest)
 
 
@@ -120,16 +120,18 @@ def _build_tensorrt_graph(arguments: argparse.Namespace) -> int:
     from engines.ort import cache_positions
 
     out: Path = arguments.out
-    with progress_bar() as progress:
+    with scratch_for(out, work="build") as scratch, progress_bar() as progress:
         task = progress.add_task("read weights", total=2)
         decoder = load_decoder(arguments.source, max_seq_len=arguments.max_seq_len)
         positions = cache_positions(arguments.max_seq_len, _BLOCK_TOKENS)
         graph = build_graph(decoder, positions=positions, precision=arguments.precision or "float16")
         progress.update(task, description="write graph", completed=1)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "graph.onnx").write_bytes(graph.model_bytes())
-        with (out / WEIGHTS_FILE).open("wb") as file:
+        made = scratch / "graph"
+        made.mkdir()
+        (made / "graph.onnx").write_bytes(graph.model_bytes())
+        with (made / WEIGHTS_FILE).open("wb") as file:
             size = graph.write_weights(file)
+        put_in_place(made, out, scratch=scratch)
         progress.update(task, completed=2)
     say(f"graph        {out / 'graph.onnx'}: S = {positions}, weights {size_text(size)}")
     say("next         build the plan on its GPU with TensorRT 10.15 or later")

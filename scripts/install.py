@@ -10,6 +10,7 @@ from scripts.arguments import Verbs, add_verb, path, positive
 from scripts.backend_layout import TEMPLATE_MODEL, lay_out_backend, write_model_config, write_node_config
 from scripts.console import say, working
 from scripts.errors import RejectedError
+from scripts.kept_settings import host_bytes_of, untrusted_keys
 
 EXAMPLES = """
   tensorcache install --dest /opt/tritonserver/backends --model-repo /models --key keys/release.pub
@@ -67,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Copy, configure, optionally install packages, then import from the destination in a fresh process."""
     folder = lay_out_backend(arguments.dest)
     say(f"backend      {folder}")
-    config = arguments.config or folder / "tensorcache.toml"
+    config: Path = arguments.config or folder / "tensorcache.toml"
+    refused = report_kept(config, arguments) if config.exists() else ""
     for written in write_node_config(config, keys=tuple(arguments.key), host_bytes=arguments.host_bytes):
         say(f"wrote        {written}")
     for written in write_model_config(
@@ -78,7 +80,22 @@ def run(arguments: argparse.Namespace) -> int:
         install_packages(folder, python=arguments.python)
     smoke_test(folder, python=arguments.python)
     say(f"import test  passed with {arguments.python}")
+    if refused:
+        raise RejectedError(refused)
     return 0
+
+
+def report_kept(config: Path, arguments: argparse.Namespace) -> str:
+    """Say what the settings that are there have otherwise; the reason why releases will be refused, or ""."""
+    bound = arguments.host_bytes
+    if bound is not None and (found := host_bytes_of(config)) != bound:
+        wanted = "no bound" if found is None else f"bytes = {found}"
+        say(f"kept         {config}: [host] has {wanted}; --host-bytes {bound} not set, edit it")
+    missing = untrusted_keys(config, arguments.key)
+    if not missing:
+        return ""
+    names = ", ".join(f"--key {key}" for key in missing)
+    return f"kept {config}: {names} not added, edit its [trust] keys, or releases signed with it are refused"
 
 
 def install_packages(folder: Path, *, python: str) -> None:

@@ -122,7 +122,12 @@ def _copy_if_changed(source: Path, destination: Path) -> None:
     old = destination.stat() if destination.exists() else None
     new = source.stat()
     if old is None or (old.st_size, int(old.st_mtime)) != (new.st_size, int(new.st_mtime)):
-        shutil.copy2(source, destination)
+        scratch = destination.with_name(f".{destination.name}.new")
+        try:
+            shutil.copy2(source, scratch)
+            scratch.replace(destination)
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 def server_environment(

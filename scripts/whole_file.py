@@ -1,0 +1,23 @@
+"""Writes files that others read: the whole new content under the name, or what was there before."""
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace `path` by one rename, after the content is on disk; OSError leaves the old file alone."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(handle)
+        os.replace(scratch, path)
+    except OSError as error:  # a failed write does not say where
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
