@@ -23,12 +23,17 @@ HOME_   := build/run
 PORTS   := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
 CODE    := $(shell find backend engines cachemgr model_repository -name '*.py' -o -name '*.pbtxt' 2>/dev/null)
 
+SETTING := build/settings
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup engine sign verify run demo serve deploy test lint bench bench-peers clean
+# put in place whole by the command, perhaps by another make meanwhile: a failure here is no reason to delete them
+.PRECIOUS: $(ENGINE)/engine.json $(ENGINE)/model.sig $(KEYS)/release.key
+.PHONY: FORCE help setup engine sign verify run demo serve deploy test lint bench bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  settings of run, demo and serve: PRECISION=$(PRECISION) LANES=$(LANES) HOST_BYTES=$(HOST_BYTES)"
 	@echo "  ports: HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT), address: HOST=$(HOST)"
 
 setup: $(VENV)/.serving ## make .venv with everything that building and serving needs (no torch)
@@ -49,9 +54,13 @@ $(VENV)/.testing: $(VENV)/.serving
 	@$(PIP) install $(PINS) --editable '.[tools,test]'
 	@touch $@
 
+# A setting's file changes only when the setting does: what was made with another value is made again.
+$(SETTING)/%: FORCE
+	@mkdir -p $(@D) && { echo '$($*)' | cmp -s - $@ || echo '$($*)' >$@; }
+
 engine: $(ENGINE)/engine.json ## build the demo engine (PRECISION=int8|int4|fp32, LANES=8)
 
-$(ENGINE)/engine.json: $(VENV)/.serving $(wildcard engines/*.py)
+$(ENGINE)/engine.json: $(VENV)/.serving $(wildcard engines/*.py) $(SETTING)/PRECISION $(SETTING)/LANES
 	@$(TC) build demo --out $(ENGINE) --model $(MODEL) --precision $(PRECISION) --lanes $(LANES)
 
 $(KEYS)/release.key: | $(VENV)/.serving
@@ -65,8 +74,9 @@ $(ENGINE)/model.sig: $(ENGINE)/engine.json $(KEYS)/release.key
 verify: $(ENGINE)/model.sig ## check signature, name, age and every byte of the demo engine
 	@$(TC) verify $(ENGINE) --key $(KEYS)/release.pub --model $(MODEL)
 
-$(HOME_)/.ready: $(ENGINE)/model.sig $(CODE)
+$(HOME_)/.ready: $(ENGINE)/model.sig $(CODE) $(SETTING)/HOST_BYTES
 	@mkdir -p $(HOME_)/model_repository
+	@if [ $(SETTING)/HOST_BYTES -nt $(HOME_)/tensorcache.toml ]; then rm -f $(HOME_)/tensorcache.toml; fi
 	@$(TC) deploy $(MODEL) $(ENGINE) --model-repo $(HOME_)/model_repository --key $(KEYS)/release.pub
 	@$(TC) install --dest $(HOME_)/backends --model-repo $(HOME_)/model_repository --model $(MODEL) \
 	    --replace-configs --config $(HOME_)/tensorcache.toml --host-bytes $(HOST_BYTES) --key $(KEYS)/release.pub

@@ -18,7 +18,7 @@ class InvalidRequest(BackendError):
 
     def __init__(self, field: str, problem: str, value: object = None) -> None:
         shown = "" if value is None else f", got {_short(value)}"
-        if not field.isprintable() or len(field) > 120:  # names may come from the caller
+        if not field or not field.isprintable() or len(field) > 120:  # names may come from the caller
             field = _short(field)
         super().__init__(f"{field}: {problem}{shown}")
         self.field = field

@@ -17,7 +17,7 @@ Weight names are canonical and the same for every source; linear weights are [ou
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -47,17 +47,13 @@ class DecoderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decoder in memory: configuration, float32 weights by canonical name, tokenizer.json, chat template.
-
-    `quantised` keeps a source's own block-quantised form where it has one (GGUF): informative, for `int4`.
-    """
+    """A decoder in memory: configuration, float32 weights by canonical name, tokenizer, chat template."""
 
     config: DecoderConfig
     weights: Mapping[str, npt.NDArray[np.float32]]
     tokenizer_json: bytes
     chat_template: str | None
     source: str
-    quantised: Mapping[str, object] = field(default_factory=dict)
 
 
 def kv_digest(config: DecoderConfig) -> bytes:

@@ -112,10 +112,6 @@ class GraphEmitter:
         """A small tensor inside the model. The same name with the same value may come again and is shared."""
         return self._keep(numpy_helper.from_array(np.asarray(array), name))
 
-    def raw_constant(self, name: str, element: int, shape: Sequence[int], raw: bytes) -> str:
-        """A small tensor inside the model whose element type numpy lacks: bfloat16, packed 4-bit."""
-        return self._keep(helper.make_tensor(name, element, list(shape), raw, raw=True))
-
     def weight(self, name: str, element: int, shape: Sequence[int], make: Callable[[], Array]) -> str:
         """An external tensor; `make` is called whenever the weights are written. A known name is shared."""
         known = self._weights.get(name)

@@ -63,7 +63,7 @@ def _create(release: VerifiedRelease, options: EngineOptions) -> Engine:
     raise ReleaseError(
         "runtime",
         expected=f"one that this build can open ({', '.join(SUPPORTED_RUNTIMES)})",
-        found=f"{release.manifest.runtime} (build the release with --runtime {SUPPORTED_RUNTIMES[0]})",
+        found=f"{release.manifest.runtime} (build the release with --target {SUPPORTED_RUNTIMES[0]})",
     )
 
 

@@ -92,8 +92,8 @@ def read_options(
     explicit = _collect(_of_inputs(inputs), read, _ALIASES)
     given = _collect(_of_parameters(parameters, limits.forwarded_headers), read, _ALIASES)
     merged = given | explicit
-    document = merged.pop("sampling_parameters", "")
-    if not document:
+    document = merged.pop("sampling_parameters", None)
+    if document is None:
         return merged
     return _collect(_of_json(document), read, _JSON_ALIASES, prefix="sampling_parameters.") | merged
 
@@ -158,7 +158,8 @@ def _of_json(document: str) -> Iterator[tuple[str, object]]:
         elif name in _JSON_NEUTRAL:
             _check_neutral(name, raw, _JSON_NEUTRAL, prefix="sampling_parameters.")
         else:
-            raise InvalidRequest(f"sampling_parameters.{name}", "is not a sampling parameter known here")
+            field = f"sampling_parameters.{name or repr(name)}"
+            raise InvalidRequest(field, "is not a sampling parameter known here")
 
 
 def _check_neutral(

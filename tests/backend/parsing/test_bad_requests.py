@@ -66,6 +66,8 @@ BAD_INPUTS: list[tuple[Inputs, str]] = [
     (hello(beam_width=one(2, I32)), "beam_width: is not supported; must be absent or 1, got 2"),
     (hello(image=strings("png")), "image: is not supported; must be absent or [], got ['png']"),
     (hello(other=one(1, I32)), "other: is not an input of this model"),
+    (sampling(""), "sampling_parameters: must be JSON: Expecting value at character 0, got ''"),
+    (sampling({"": 1}), "sampling_parameters.'': is not a sampling parameter known here"),
     (sampling("[]"), "sampling_parameters: must be a JSON object, got []"),
     (sampling("{'a': 1}"), "sampling_parameters: must be JSON: Expecting property name"),
     (sampling('{"top_k": 1, "top_k": 2}'), "sampling_parameters: must not give a key twice, got 'top_k'"),
@@ -120,6 +122,8 @@ BAD_INPUTS: list[tuple[Inputs, str]] = [
 ]
 BAD_PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"foo": 1}, "foo: is not a parameter of this model"),
+    ({"": 1}, "'': is not a parameter of this model"),
+    ({"sampling_parameters": ""}, "sampling_parameters: must be JSON: Expecting value at character 0"),
     ({"text_input": "x"}, "text_input: must be an input, not a request parameter"),
     ({"timeout": -1}, "timeout: must be an integer in [0, 9223372036854775807], got -1"),
     ({"timeout": True}, "timeout: must be an integer"),
@@ -150,6 +154,7 @@ def assert_refused(error: str, inputs: Inputs, parameters: dict[str, Any], *, te
         parse(inputs, parameters, text=text)
     line = str(caught.value)
     assert error in line
+    assert not line.startswith(":")
     assert "\n" not in line
     assert len(line) < 500
     line.encode()

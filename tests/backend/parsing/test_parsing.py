@@ -196,7 +196,6 @@ def test_an_empty_input_wins_over_json() -> None:
         hello(num_return_sequences=one(1, np.int32)),
         hello(image=strings()),
         hello(image=strings("")),
-        sampling(""),
         sampling("{}"),
         sampling({"temperature": None, "n": None, "logit_bias": {}}),
     ],

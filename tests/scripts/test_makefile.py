@@ -1,0 +1,106 @@
+"""The Makefile over a stand-in of the command that notes what it is asked: what is made again, and when."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMMAND = """#!/bin/sh
+echo "$@" >>calls
+case $1 in
+    build) mkdir -p build/engine/smollm2; echo made >build/engine/smollm2/engine.json ;;
+    keygen) mkdir -p build/keys; touch build/keys/release.key build/keys/release.pub ;;
+    sign) touch build/engine/smollm2/model.sig ;;
+    install) [ -e build/run/tensorcache.toml ] || touch build/run/tensorcache.toml ;;
+esac
+[ ! -e "fail-$1" ]
+"""
+
+
+class Workshop:
+    """A checkout with a Makefile, an environment that counts as set up, and the stand-in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / ".venv" / "bin").mkdir(parents=True)
+        (folder / "scripts").mkdir()
+        shutil.copyfile(ROOT / "Makefile", folder / "Makefile")
+        command = folder / ".venv" / "bin" / "tensorcache"
+        command.write_text(COMMAND)
+        command.chmod(0o755)
+        for number, name in enumerate(
+            ("pyproject.toml", "scripts/constraints.txt", ".venv/bin/pip", ".venv/.serving")
+        ):
+            (folder / name).touch()
+            os.utime(folder / name, (1000 + number, 1000 + number))
+
+    def make(self, *words: str, code: int = 0) -> list[str]:
+        """The verbs that `make words` ran, with their arguments."""
+        (self.folder / "calls").write_text("")
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))
+        }
+        done = subprocess.run(
+            ["make", *words], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code, done.stderr
+        return (self.folder / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    return Workshop(tmp_path)
+
+
+def verbs(calls: list[str]) -> list[str]:
+    return [call.split()[0] for call in calls]
+
+
+def test_an_engine_is_built_again_only_for_other_settings(workshop: Workshop) -> None:
+    (first,) = workshop.make("engine")
+    assert "--precision int8 --lanes 8" in first
+    assert workshop.make("engine") == []
+    for setting, expected in (("LANES=4", "--lanes 4"), ("PRECISION=int4", "--precision int4")):
+        (call,) = workshop.make("engine", setting)
+        assert expected in call
+        assert workshop.make("engine", setting) == []
+
+
+def test_the_bound_of_the_host_tier_is_installed_again_only_if_it_changes(workshop: Workshop) -> None:
+    settings = workshop.folder / "build" / "run" / "tensorcache.toml"
+    assert verbs(workshop.make("demo"))[-3:] == ["deploy", "install", "demo"]
+    settings.write_text("# mine")
+    assert verbs(workshop.make("demo")) == ["demo"]
+    assert settings.read_text() == "# mine"
+    calls = workshop.make("demo", "HOST_BYTES=1000")
+    assert verbs(calls) == ["deploy", "install", "demo"]
+    assert "--host-bytes 1000" in calls[1]
+    assert settings.read_text() == "", "the settings of the old bound would be kept"
+    assert verbs(workshop.make("demo", "HOST_BYTES=1000")) == ["demo"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "target", "made"),
+    [
+        ("build", "engine", "build/engine/smollm2/engine.json"),
+        ("sign", "sign", "build/engine/smollm2/model.sig"),
+        ("keygen", "sign", "build/keys/release.key"),
+    ],
+)
+def test_what_another_make_made_outlives_our_failure(
+    workshop: Workshop, verb: str, target: str, made: str
+) -> None:
+    (workshop.folder / f"fail-{verb}").touch()
+    workshop.make(target, code=2)
+    assert (workshop.folder / made).is_file()
+
+
+def test_help_names_every_setting(workshop: Workshop) -> None:
+    shown = subprocess.run(
+        ["make", "help"], cwd=workshop.folder, capture_output=True, text=True, check=True
+    ).stdout
+    for setting in ("PRECISION=int8", "LANES=8", "HOST_BYTES=", "HTTP_PORT=8000"):
+        assert setting in shown
