@@ -30,6 +30,7 @@ IMPORTERS = {  # technology → the modules that may import it
     "grpc": set(),
     "pytriton": set(),
     "model_signing": {"engines/signing.py"},
+    "sigstore_models": {"engines/signing.py"},
     "rich": {"scripts/console.py"},
 }
 ENVIRONMENT = {"backend/environment.py", "scripts/environment.py"}
