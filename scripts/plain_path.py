@@ -25,8 +25,8 @@ def plain_path(folder: Path, *, links: Path | None = None) -> Iterator[Path]:
     parent = links or Path(tempfile.gettempdir())
     if not _PLAIN.fullmatch(str(parent)):
         raise UsageError(
-            f"Triton cannot serve from {folder}: its path and that of the temporary folder {parent} hold more "
-            "than ASCII letters, digits and . _ - / + , @ % =; set TMPDIR=/tmp or choose another --home"
+            f"Triton cannot serve from {folder}: its path and that of the temporary folder {parent} hold "
+            "more than ASCII letters, digits and . _ - / + , @ % =; set TMPDIR=/tmp or choose another --home"
         )
     with tempfile.TemporaryDirectory(prefix="tensorcache-", dir=parent) as private:
         link = Path(private) / "home"

@@ -21,7 +21,8 @@ from scripts.interruption import Interruption
 from scripts.plain_path import plain_path
 from scripts.ports import require_free
 from scripts.server_process import ServerProcess
-from scripts.supervisor import Supervisor, SupervisorSettings, Surroundings
+from scripts.supervisor import Supervisor
+from scripts.supervisor_contract import SupervisorSettings, Surroundings
 from scripts.triton_http import TritonHttp
 from scripts.triton_runtime import (
     TritonAddress,
@@ -108,7 +109,7 @@ def _supervisor(launch: TritonLaunch, *, triton: Path | None, interruption: Inte
     return Supervisor(
         launch.models,
         start=lambda: ServerProcess(command, environment=environment, log=launch.log),
-        cleanup=lambda: remove_leftovers(launch.shm_prefix),
+        cleanup=lambda users: remove_leftovers(launch.shm_prefix, users=users),
         control=TritonHttp(launch.address, admin_key=launch.admin_key),
         around=Surroundings(
             clock=time.monotonic, pause=interruption.pause, hold=interruption.hold, report=_report

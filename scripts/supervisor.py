@@ -7,135 +7,49 @@ again (a plain load of an unchanged model restarts nothing); a silent one is kil
 is started again.
 
 Invariants
-- A busy model is not a dead one: a late probe counts only while the model's own counters stand still.
+- A busy model is not a dead one: see liveness.
+- The server's own end is noticed within a tick, also while Triton is asked to load. A stub inherits Triton's
+  sockets and keeps them open, so after that end a caller waits for an answer until its time is up.
 - Every wait has a limit, and tries follow each other with a bounded back-off.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
-import msgspec
-
+from scripts.attended import attended
 from scripts.backoff import Backoff
 from scripts.errors import TritonCrashed, TritonError
+from scripts.liveness import Liveness
 from scripts.server_process import StubProcess
-from scripts.triton_http import ProbeResult
-
-
-class SupervisorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times in seconds. `patience` = how many bad probes in a row make a model dead."""
-
-    ready_limit_s: float = 300.0
-    tick_s: float = 0.5
-    probe_every_s: float = 5.0
-    probe_limit_s: float = 2.0
-    first_probe_limit_s: float = 30.0
-    patience: int = 3
-    stop_limit_s: float = 20.0
-    linger_s: float = 600.0
-    restarts: int = 5
-
-
-class Server(Protocol):
-    """What the supervisor needs of a running tritonserver."""
-
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        ...
-
-    def stubs(self) -> list[StubProcess]:
-        """The living processes behind the models."""
-        ...
-
-    def kill_stub(self, stub: StubProcess) -> None:
-        """End the process behind one model."""
-        ...
-
-    def ask_to_stop(self) -> None:
-        """Begin an orderly end."""
-        ...
-
-    def wait(self, limit_s: float) -> bool:
-        """True if it ended within the limit."""
-        ...
-
-    def kill(self) -> None:
-        """End it and everything it started."""
-        ...
-
-    def log_tail(self) -> str:
-        """The last lines of its log that explain an end."""
-        ...
-
-
-class Control(Protocol):
-    """What the supervisor asks Triton over the wire."""
-
-    def server_ready(self) -> bool:
-        """Every named model is loaded."""
-        ...
-
-    def model_ready(self, model: str) -> bool:
-        """Triton believes that the model is loaded."""
-        ...
-
-    def repository_index(self) -> dict[str, tuple[str, str]]:
-        """State and reason by model."""
-        ...
-
-    def load(self, model: str) -> None:
-        """Load, or raise TritonError."""
-        ...
-
-    def unload(self, model: str) -> None:
-        """Unload, or raise TritonError."""
-        ...
-
-    def metrics(self) -> str:
-        """The metrics page."""
-        ...
-
-    def probe(self, model: str, *, limit_s: float) -> ProbeResult:
-        """Ask for one token."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The outside world, injected: time, sleep, where one line per event goes.
-
-    `pause` may raise to stop the supervisor; within `hold` nothing does, so that processes are started whole.
-    """
-
-    clock: Callable[[], float]
-    pause: Callable[[float], None]
-    report: Callable[[str], None]
-    hold: Callable[[], AbstractContextManager[None]] = nullcontext
+from scripts.supervisor_contract import Control, Server, SupervisorSettings, Surroundings
 
 
 @dataclass(slots=True)
 class _Watch:
     """What is known about one model."""
 
-    failures: int = 0
     missing_ticks: int = 0
     retry_at: float = 0.0
-    progress: frozenset[str] = frozenset()
     lingering: dict[int, float] = field(default_factory=dict)
     backoff: Backoff = field(default_factory=Backoff)
 
 
+class _ServerEnded(Exception):
+    """Seen while something was asked of the server."""
+
+
 class Supervisor:
-    """One Triton and its models. `start` launches a server; `cleanup` removes what a dead one left."""
+    """One Triton and its models.
+
+    `start` launches a server; `cleanup` removes the shared memory that no process of those it is given maps.
+    """
 
     def __init__(
         self,
         models: tuple[str, ...],
         *,
         start: Callable[[], Server],
-        cleanup: Callable[[], object],
+        cleanup: Callable[[frozenset[int]], object],
         control: Control,
         around: Surroundings,
         settings: SupervisorSettings,
@@ -148,6 +62,7 @@ class Supervisor:
         self._settings = settings
         self._server: Server | None = None
         self._watches = {model: _Watch() for model in models}
+        self._liveness = self._new_liveness()
         self._restarts = Backoff()
         self._next_probe = 0.0
 
@@ -172,6 +87,10 @@ class Supervisor:
             if not result.alive:
                 raise TritonError(f"{model} is loaded but gives no token: {result.detail}")
         self._watches = {model: _Watch() for model in self._models}
+        self._liveness = self._new_liveness()
+        self._liveness.targets = {
+            model: target for model in self._models if (target := self._control.facade_target(model))
+        }
         self._next_probe = self._around.clock() + self._settings.probe_every_s
 
     def watch(self) -> None:
@@ -187,11 +106,15 @@ class Supervisor:
         if code is not None:
             self._restart(f"tritonserver ended with {code}")
             return
-        self._check_stubs(server)
-        now = self._around.clock()
-        if now >= self._next_probe:
-            self._next_probe = now + self._settings.probe_every_s
-            self._check_tokens(server)
+        try:
+            self._check_stubs(server)
+            now = self._around.clock()
+            if now >= self._next_probe:
+                self._next_probe = now + self._settings.probe_every_s
+                self._cleanup(server.pids())
+                self._check_tokens(server)
+        except _ServerEnded as ended:
+            self._restart(str(ended))
 
     def shut_down(self) -> None:
         """Stop Triton in order, by force after the limit, and remove what it left. Idempotent."""
@@ -204,11 +127,14 @@ class Supervisor:
                 server.wait(self._settings.stop_limit_s)
             finally:
                 server.kill()
-                self._cleanup()
+                self._cleanup(frozenset())
 
     def _exit_code(self, server: Server) -> int | None:
         with self._around.hold():
             return server.exit_code()
+
+    def _new_liveness(self) -> Liveness:
+        return Liveness(patience=self._settings.patience, limit_s=self._settings.probe_limit_s)
 
     def _running(self) -> Server:
         assert self._server is not None, "bring_up comes first"
@@ -247,7 +173,7 @@ class Supervisor:
             gone = not living and self._control.model_ready(model)
             watch.missing_ticks = watch.missing_ticks + 1 if gone else 0
             if watch.missing_ticks >= 2:
-                self._reload(model, "its process died")
+                self._reload(server, model, why="its process died")
             self._end_lingering(server, watch, sorted(living, key=lambda stub: stub.started)[:-1])
 
     def _end_lingering(self, server: Server, watch: _Watch, older: list[StubProcess]) -> None:
@@ -264,28 +190,24 @@ class Supervisor:
                 server.kill_stub(stub)
 
     def _check_tokens(self, server: Server) -> None:
-        silent = 0
-        for model, watch in self._watches.items():
+        probes = {}
+        for model in self._watches:
             if not self._control.model_ready(model) and self._control.server_ready():
                 continue  # unloaded by whoever administers this server: not ours to bring back
-            result = self._control.probe(model, limit_s=self._settings.probe_limit_s)
-            moved = self._progressed(model, watch)
-            if result.alive or (result.timed_out and moved):
-                watch.failures = 0
-                continue
-            watch.failures += 1
-            if watch.failures < self._settings.patience:
-                continue
-            silent += 1
+            probes[model] = self._control.probe(model, limit_s=self._settings.probe_limit_s)
+        page = self._control.metrics() or (None if self._control.server_ready() else "")
+        silent = self._liveness.judge(probes, page)
+        decoders = set(self._models) - set(self._liveness.targets)
+        if silent and decoders <= set(silent) and not self._answers():
+            server.kill()
+            self._restart("Triton no longer answers")
+            return
+        for model in silent:
             if self._control.server_ready() or self._control.model_ready(model):
                 for stub in server.stubs():
                     if stub.model == model:
                         server.kill_stub(stub)
-                self._reload(model, f"no token: {result.detail}")
-        if silent == len(self._watches) and not self._answers():
-            with self._around.hold():
-                server.kill()
-            self._restart("Triton no longer answers")
+                self._reload(server, model, why=f"no token: {probes[model].detail}")
 
     def _answers(self) -> bool:
         try:
@@ -294,30 +216,33 @@ class Supervisor:
             return False
         return True
 
-    def _progressed(self, model: str, watch: _Watch) -> bool:
-        """Did the model's counters of work move since the last probe? Requests received are no work."""
-        now = frozenset(
-            line
-            for line in self._control.metrics().splitlines()
-            if line.startswith("tensorcache_") and f'model="{model}"' in line and "requests" not in line
-        )
-        before, watch.progress = watch.progress, now
-        return bool(now) and now != before
-
-    def _reload(self, model: str, why: str) -> None:
+    def _reload(self, server: Server, model: str, *, why: str) -> None:
         watch = self._watches[model]
         if self._around.clock() < watch.retry_at:
             return
         self._around.report(f"{model}: {why}; loading it again")
         watch.retry_at = self._around.clock() + watch.backoff.next_delay(self._around.clock())
         try:
-            self._control.unload(model)
-            self._control.load(model)
+            self._while_running(server, lambda: self._control.unload(model))
+            self._while_running(server, lambda: self._control.load(model))
         except TritonError as error:
             self._around.report(f"{error}; next try in {watch.retry_at - self._around.clock():.0f} s")
             return
-        watch.failures = watch.missing_ticks = 0
+        watch.missing_ticks = 0
+        watch.backoff.recovered(self._around.clock())
+        self._liveness.forget(model)
         self._around.report(f"{model}: serving again")
+
+    def _while_running(self, server: Server, ask: Callable[[], None]) -> None:
+        """Ask something of Triton that may take minutes; _ServerEnded as soon as it is not there any more."""
+
+        def still_running() -> None:
+            code = self._exit_code(server)
+            if code is not None:
+                raise _ServerEnded(f"tritonserver ended with {code}")
+            self._around.pause(0.0)
+
+        attended(ask, between=still_running)
 
     def _restart(self, why: str) -> None:
         for _ in range(self._settings.restarts):
@@ -330,6 +255,7 @@ class Supervisor:
             except TritonError as error:
                 why = str(error).splitlines()[0]
                 continue
+            self._restarts.recovered(self._around.clock())
             self._around.report("Triton is serving again")
             return
         raise TritonError(f"gave up after {self._settings.restarts} tries to start Triton: {why}")

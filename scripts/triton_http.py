@@ -107,6 +107,17 @@ class TritonHttp:
             raise TritonError(f"repository index: {answer.error} ({answer.status})")
         return {row["name"]: (row.get("state", ""), row.get("reason", "")) for row in json.loads(answer.body)}
 
+    def facade_target(self, model: str) -> str | None:
+        """The decoder a facade asks, from the configuration it is loaded with; None for a decoder."""
+        try:
+            answer = self.call("GET", f"/v2/models/{model}/config")
+        except (OSError, http.client.HTTPException) as error:
+            raise TritonError(f"configuration of {model}: no answer: {_reason(error)}") from None
+        if answer.status != 200:
+            raise TritonError(f"configuration of {model}: {answer.error} ({answer.status})")
+        parameters = json.loads(answer.body).get("parameters", {})
+        return parameters.get("facade_for", {}).get("string_value") or None
+
     def metrics(self) -> str:
         """The metrics page, or an empty text if there is none."""
         try:

@@ -9,7 +9,8 @@ import importlib.util
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import msgspec
 from scripts.errors import TritonError, UsageError
 
 STUB = "triton_python_backend_stub"
+_YOUNG_S = 5.0
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -189,12 +191,46 @@ def models_of(repository: Path) -> tuple[str, ...]:
     return names
 
 
-def remove_leftovers(prefix: str, folder: Path = Path("/dev/shm")) -> list[str]:
-    """Delete the shared-memory regions a killed Triton left under our own prefix; their names."""
+def remove_leftovers(
+    prefix: str,
+    folder: Path = Path("/dev/shm"),
+    *,
+    users: Collection[int] = (),
+    proc: Path = Path("/proc"),
+    now: float | None = None,
+) -> list[str]:
+    """Delete the shared-memory regions under our own prefix that none of the processes `users` maps.
+
+    Without users that is all of them. With some, a young region stays: its user may not have mapped it yet.
+    """
     if len(prefix) < 8:
         raise AssertionError(f"a prefix this short could match another server's regions: {prefix!r}")
+    regions = list(folder.glob(f"{prefix}*"))
+    if not regions:
+        return []
+    try:
+        maps = "".join(_maps(proc / str(pid)) for pid in users)
+    except PermissionError:
+        return []  # nobody can tell what is in use
+    now = time.time() if now is None else now
     names = []
-    for path in folder.glob(f"{prefix}*"):
+    for path in regions:
+        if str(path) in maps or (users and now - _changed(path) < _YOUNG_S):
+            continue
         path.unlink(missing_ok=True)
         names.append(path.name)
     return names
+
+
+def _maps(process: Path) -> str:
+    try:
+        return (process / "maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # it ended
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_ctime
+    except FileNotFoundError:
+        return 0.0

@@ -49,9 +49,22 @@ def test_kill_reaches_what_it_started(tmp_path: Path) -> None:
     deadline = time.monotonic() + 5
     while not (started := children(server.pid)):
         assert time.monotonic() < deadline
+    assert server.pids() == {server.pid, *started}
     server.kill()
     assert gone(started[0])
     server.kill()  # again: nothing happens
+
+
+def test_kill_reaches_what_outlived_the_server(tmp_path: Path) -> None:
+    server = start("sleep 60 & echo $!; exec sleep 60", tmp_path)
+    deadline = time.monotonic() + 5
+    while not (orphan := (tmp_path / "log").read_text().strip()):
+        assert time.monotonic() < deadline
+    os.kill(server.pid, signal.SIGKILL)
+    assert server.wait(5)
+    assert Path(f"/proc/{orphan}").exists()
+    server.kill()
+    assert gone(int(orphan))
 
 
 def test_log_tail_keeps_reasons_and_drops_routine(tmp_path: Path) -> None:

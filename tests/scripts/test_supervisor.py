@@ -1,5 +1,7 @@
 """The supervisor against doubles: no process, no socket, no real time."""
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -7,7 +9,8 @@ import pytest
 
 from scripts.errors import TritonError
 from scripts.server_process import StubProcess
-from scripts.supervisor import Supervisor, SupervisorSettings, Surroundings
+from scripts.supervisor import Supervisor
+from scripts.supervisor_contract import SupervisorSettings, Surroundings
 from scripts.triton_http import ProbeResult
 
 TOKEN = ProbeResult(alive=True, busy=False, timed_out=False, seconds=0.02, detail="one token")
@@ -35,6 +38,9 @@ class FakeServer:
         ]
         return [*newest, *self.older]
 
+    def pids(self) -> frozenset[int]:
+        return frozenset((1, *(stub.pid for stub in self.stubs())))
+
     def kill_stub(self, stub: StubProcess) -> None:
         self.killed_stubs.append(stub.model)
         self.stubs_of.discard(stub.model)
@@ -55,14 +61,15 @@ class FakeServer:
 
 @dataclass
 class FakeControl:
-    """Triton over the wire; `answer` is what every probe gets."""
+    """Triton over the wire; `answer` is what a probe gets, unless its model has one of its own."""
 
     answer: ProbeResult = TOKEN
+    answers: dict[str, ProbeResult] = field(default_factory=dict)
     ready: bool = True
     reachable: bool = True
     index: dict[str, tuple[str, str]] = field(default_factory=dict)
     unloaded: set[str] = field(default_factory=set)
-    counters: str = ""
+    counters: str = "# a page\n"
     calls: list[str] = field(default_factory=list)
     on_load: Callable[[str], None] = lambda model: None
 
@@ -84,11 +91,14 @@ class FakeControl:
     def unload(self, model: str) -> None:
         self.calls.append(f"unload {model}")
 
+    def facade_target(self, model: str) -> str | None:
+        return model.removesuffix("_sync") if model.endswith("_sync") else None
+
     def metrics(self) -> str:
         return self.counters
 
     def probe(self, model: str, *, limit_s: float) -> ProbeResult:
-        return self.answer
+        return self.answers.get(model, self.answer)
 
 
 class Rig:
@@ -101,6 +111,7 @@ class Rig:
         self.events: list[str] = []
         self.servers: list[FakeServer] = []
         self.cleanups = 0
+        self.mapped_by: list[frozenset[int]] = []
         self.start_fails = False
         self.supervisor = Supervisor(
             self.models,
@@ -115,8 +126,11 @@ class Rig:
         self.servers.append(FakeServer(set(self.models), code=1 if self.start_fails else None))
         return self.servers[-1]
 
-    def cleanup(self) -> None:
-        self.cleanups += 1
+    def cleanup(self, users: frozenset[int]) -> None:
+        if users:
+            self.mapped_by.append(users)
+        else:
+            self.cleanups += 1
 
     def pause(self, seconds: float) -> None:
         self.now += seconds
@@ -202,12 +216,94 @@ def test_a_process_that_was_replaced_long_ago_is_ended() -> None:
     assert rig.control.calls == []
 
 
-def test_no_room_is_alive() -> None:
+def test_no_room_is_alive_while_tokens_move() -> None:
     rig = Rig("m")
     rig.supervisor.bring_up()
     rig.control.answer = BUSY
-    rig.ticks(40)
+    for count in range(40):
+        rig.control.counters = f'tensorcache_kv_tokens_used{{model="m"}} {count}\n'
+        rig.ticks(1)
     assert rig.control.calls == []
+
+
+def test_no_room_in_front_of_an_engine_that_hangs_is_death() -> None:
+    rig = Rig("m")
+    rig.control.counters = 'tensorcache_kv_tokens_used{model="m"} 7\n'
+    rig.supervisor.bring_up()
+    rig.control.answer = BUSY
+    rig.ticks(8)
+    assert rig.control.calls == ["unload m", "load m"]
+
+
+def test_a_facade_of_a_busy_decoder_is_left_alone() -> None:
+    rig = Rig("m", "m_sync")
+    rig.supervisor.bring_up()
+    rig.control.answer = LATE
+    for count in range(40):
+        rig.control.counters = f'tensorcache_kv_tokens_used{{model="m"}} {count}\n'
+        rig.ticks(1)
+    assert rig.control.calls == []
+
+
+def test_a_facade_that_is_silent_before_an_idle_decoder_is_loaded_again() -> None:
+    rig = Rig("m", "m_sync")
+    rig.supervisor.bring_up()
+    rig.control.answers["m_sync"] = LATE
+    rig.ticks(6)
+    assert rig.control.calls == ["unload m_sync", "load m_sync"]
+
+
+def test_a_decoder_that_hangs_is_loaded_again_in_time_and_its_facade_is_not_blamed() -> None:
+    rig = Rig("m", "m_sync")
+    rig.control.counters = 'tensorcache_kv_tokens_used{model="m"} 7\n'
+    rig.supervisor.bring_up()
+    rig.ticks(2)
+    rig.control.answer = LATE
+    rig.ticks(6)  # patience × probe_every_s
+    assert rig.control.calls == ["unload m", "load m"]
+    assert rig.server.killed_stubs == ["m"]
+
+
+def test_the_end_of_the_server_is_noticed_while_it_is_asked_to_load() -> None:
+    rig = Rig("m")
+    asked, answered = threading.Event(), threading.Event()
+
+    def never_answered(model: str) -> None:
+        rig.server.code = -9
+        asked.set()
+        answered.wait(30)
+
+    rig.control.on_load = never_answered
+    rig.supervisor.bring_up()
+    rig.server.stubs_of.discard("m")
+    began = time.monotonic()
+    rig.ticks(2)
+    answered.set()
+    assert asked.is_set()
+    assert time.monotonic() - began < 10
+    assert rig.servers[0].killed
+    assert rig.events[1:] == [
+        "tritonserver ended with -9; starting it again in 1 s",
+        "Triton is serving again",
+    ]
+
+
+def test_shared_memory_is_looked_after_with_the_processes_that_live_now() -> None:
+    rig = Rig("m", "other")
+    rig.supervisor.bring_up()
+    rig.ticks(4)
+    assert rig.mapped_by == [frozenset((1, 2, 3))] * 2
+
+
+def test_pauses_between_restarts_are_short_again_after_a_healthy_minute() -> None:
+    rig = Rig("m")
+    rig.supervisor.bring_up()
+    for healthy_ticks in (2, 2, 122, 2):
+        rig.ticks(healthy_ticks)
+        rig.server.code = -9
+        rig.ticks(1)
+    restarts = [event for event in rig.events if "starting it again" in event]
+    assert [event.rsplit("in ", 1)[1] for event in restarts] == ["1 s", "2 s", "1 s", "2 s"]
 
 
 def test_a_server_that_ended_is_started_again_and_cleaned_up_after() -> None:

@@ -103,3 +103,19 @@ def test_leftovers_of_our_prefix_alone_are_removed(tmp_path: Path) -> None:
     ]
     with pytest.raises(AssertionError, match="this short"):
         remove_leftovers("t", tmp_path)
+
+
+def test_regions_of_dead_processes_are_removed_and_those_in_use_or_young_stay(tmp_path: Path) -> None:
+    folder, proc = tmp_path / "shm", tmp_path / "proc"
+    (proc / "7").mkdir(parents=True)
+    folder.mkdir()
+    for name in ("used", "dead", "dead_too"):
+        (folder / f"tensorcache-1-abcd_{name}").touch()
+    (proc / "7" / "maps").write_text(f"7f00-7f01 rw-s 0 00:1 1   {folder}/tensorcache-1-abcd_used\n")
+    old = [folder / "tensorcache-1-abcd_used", folder / "tensorcache-1-abcd_dead"]
+    later = max(path.stat().st_ctime for path in old) + 60
+    found = remove_leftovers("tensorcache-1-abcd_", folder, users=(7, 8), proc=proc)
+    assert found == []  # all are young
+    found = remove_leftovers("tensorcache-1-abcd_", folder, users=(7, 8), proc=proc, now=later)
+    assert sorted(found) == ["tensorcache-1-abcd_dead", "tensorcache-1-abcd_dead_too"]
+    assert [path.name for path in folder.iterdir()] == ["tensorcache-1-abcd_used"]
