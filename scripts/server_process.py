@@ -73,10 +73,6 @@ class ServerProcess:
         """The living stubs, read from /proc; ones that died and were not reaped do not count."""
         return living_stubs(self.pid)
 
-    def pids(self) -> frozenset[int]:
-        """The server and everything it started itself."""
-        return frozenset((self.pid, *children(self.pid)))
-
     def kill_stub(self, stub: StubProcess) -> None:
         """End one of `stubs`, if it is still there."""
         if stub in self.stubs():

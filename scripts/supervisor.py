@@ -41,7 +41,7 @@ class _ServerEnded(Exception):
 class Supervisor:
     """One Triton and its models.
 
-    `start` launches a server; `cleanup` removes the shared memory that no process of those it is given maps.
+    `start` launches a server; `cleanup` removes the shared memory that none of the stubs it is given maps.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Supervisor:
         models: tuple[str, ...],
         *,
         start: Callable[[], Server],
-        cleanup: Callable[[frozenset[int]], object],
+        cleanup: Callable[[frozenset[int] | None], object],
         control: Control,
         around: Surroundings,
         settings: SupervisorSettings,
@@ -111,7 +111,7 @@ class Supervisor:
             now = self._around.clock()
             if now >= self._next_probe:
                 self._next_probe = now + self._settings.probe_every_s
-                self._cleanup(server.pids())
+                self._cleanup(frozenset(stub.pid for stub in server.stubs()))
                 self._check_tokens(server)
         except _ServerEnded as ended:
             self._restart(str(ended))
@@ -127,7 +127,7 @@ class Supervisor:
                 server.wait(self._settings.stop_limit_s)
             finally:
                 server.kill()
-                self._cleanup(frozenset())
+                self._cleanup(None)
 
     def _exit_code(self, server: Server) -> int | None:
         with self._around.hold():

@@ -36,10 +36,6 @@ class Server(Protocol):
         """The living processes behind the models."""
         ...
 
-    def pids(self) -> frozenset[int]:
-        """Its own process and the living ones behind the models."""
-        ...
-
     def kill_stub(self, stub: StubProcess) -> None:
         """End the process behind one model."""
         ...

@@ -19,7 +19,7 @@ import msgspec
 from scripts.errors import TritonError, UsageError
 
 STUB = "triton_python_backend_stub"
-_YOUNG_S = 5.0
+_YOUNG_S = 60.0
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -195,13 +195,14 @@ def remove_leftovers(
     prefix: str,
     folder: Path = Path("/dev/shm"),
     *,
-    users: Collection[int] = (),
+    users: Collection[int] | None = None,
     proc: Path = Path("/proc"),
     now: float | None = None,
 ) -> list[str]:
-    """Delete the shared-memory regions under our own prefix that none of the processes `users` maps.
+    """Delete the shared-memory regions under our own prefix; with `users`, those that no such process maps.
 
-    Without users that is all of them. With some, a young region stays: its user may not have mapped it yet.
+    The users are the living stubs. Triton often keeps what a dead one shared: it needs no name for that, and
+    the memory is freed with its last mapping. A young region stays: its stub may not have opened it yet.
     """
     if len(prefix) < 8:
         raise AssertionError(f"a prefix this short could match another server's regions: {prefix!r}")
@@ -209,13 +210,13 @@ def remove_leftovers(
     if not regions:
         return []
     try:
-        maps = "".join(_maps(proc / str(pid)) for pid in users)
+        maps = "".join(_maps(proc / str(pid)) for pid in users or ())
     except PermissionError:
         return []  # nobody can tell what is in use
     now = time.time() if now is None else now
     names = []
     for path in regions:
-        if str(path) in maps or (users and now - _changed(path) < _YOUNG_S):
+        if str(path) in maps or (users is not None and now - _changed(path) < _YOUNG_S):
             continue
         path.unlink(missing_ok=True)
         names.append(path.name)

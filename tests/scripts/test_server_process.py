@@ -49,7 +49,6 @@ def test_kill_reaches_what_it_started(tmp_path: Path) -> None:
     deadline = time.monotonic() + 5
     while not (started := children(server.pid)):
         assert time.monotonic() < deadline
-    assert server.pids() == {server.pid, *started}
     server.kill()
     assert gone(started[0])
     server.kill()  # again: nothing happens

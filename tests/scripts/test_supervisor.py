@@ -38,9 +38,6 @@ class FakeServer:
         ]
         return [*newest, *self.older]
 
-    def pids(self) -> frozenset[int]:
-        return frozenset((1, *(stub.pid for stub in self.stubs())))
-
     def kill_stub(self, stub: StubProcess) -> None:
         self.killed_stubs.append(stub.model)
         self.stubs_of.discard(stub.model)
@@ -126,8 +123,8 @@ class Rig:
         self.servers.append(FakeServer(set(self.models), code=1 if self.start_fails else None))
         return self.servers[-1]
 
-    def cleanup(self, users: frozenset[int]) -> None:
-        if users:
+    def cleanup(self, users: frozenset[int] | None) -> None:
+        if users is not None:
             self.mapped_by.append(users)
         else:
             self.cleanups += 1
@@ -288,11 +285,11 @@ def test_the_end_of_the_server_is_noticed_while_it_is_asked_to_load() -> None:
     ]
 
 
-def test_shared_memory_is_looked_after_with_the_processes_that_live_now() -> None:
+def test_shared_memory_is_looked_after_for_the_stubs_that_live_now() -> None:
     rig = Rig("m", "other")
     rig.supervisor.bring_up()
     rig.ticks(4)
-    assert rig.mapped_by == [frozenset((1, 2, 3))] * 2
+    assert rig.mapped_by == [frozenset((2, 3))] * 2
 
 
 def test_pauses_between_restarts_are_short_again_after_a_healthy_minute() -> None:

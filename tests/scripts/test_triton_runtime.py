@@ -113,9 +113,16 @@ def test_regions_of_dead_processes_are_removed_and_those_in_use_or_young_stay(tm
         (folder / f"tensorcache-1-abcd_{name}").touch()
     (proc / "7" / "maps").write_text(f"7f00-7f01 rw-s 0 00:1 1   {folder}/tensorcache-1-abcd_used\n")
     old = [folder / "tensorcache-1-abcd_used", folder / "tensorcache-1-abcd_dead"]
-    later = max(path.stat().st_ctime for path in old) + 60
+    later = max(path.stat().st_ctime for path in old) + 100
     found = remove_leftovers("tensorcache-1-abcd_", folder, users=(7, 8), proc=proc)
     assert found == []  # all are young
     found = remove_leftovers("tensorcache-1-abcd_", folder, users=(7, 8), proc=proc, now=later)
     assert sorted(found) == ["tensorcache-1-abcd_dead", "tensorcache-1-abcd_dead_too"]
     assert [path.name for path in folder.iterdir()] == ["tensorcache-1-abcd_used"]
+    assert remove_leftovers("tensorcache-1-abcd_", folder, users=(), proc=proc, now=later)
+
+
+def test_without_a_living_stub_young_regions_stay_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "tensorcache-1-abcd_x").touch()
+    assert remove_leftovers("tensorcache-1-abcd_", tmp_path, users=()) == []
+    assert remove_leftovers("tensorcache-1-abcd_", tmp_path) == ["tensorcache-1-abcd_x"]
