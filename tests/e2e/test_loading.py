@@ -92,7 +92,7 @@ def test_a_release_for_another_model_is_refused(
         (parameter("lanes", "many"), ("lanes", "many")),
         (parameter("no_such_key", 1), ("no_such_key",)),
         (parameter("cache", "maybe"), ("cache", "maybe")),
-        (parameter("facade_for", MODEL), ("lanes", "unknown key")),
+        (parameter("facade_for", MODEL) + parameter("lanes", 8), ("lanes", "unknown key")),
         ("this is no protobuf text {", ("failed to load 'refused'",)),  # refused by Triton itself
         ("max_batch_size: 8\n", ("max_batch_size", "8")),
     ],
