@@ -72,7 +72,10 @@ def _step_overhead(subject: Subject) -> Iterator[Reading]:
         def overhead(engine: NullEngine, asked: Decoder) -> float:
             engine.gaps.clear()
             prompt = np.arange(20, 28, dtype=np.int64)
-            for heard in [asked.ask(prompt, max_tokens=_NULL_STEPS) for _ in range(engine.spec.lanes)]:
+            engine.all_asked.clear()
+            answers = [asked.ask(prompt, max_tokens=_NULL_STEPS) for _ in range(engine.spec.lanes)]
+            engine.all_asked.set()
+            for heard in answers:
                 heard.wait()
             return 1e6 * statistics.fmean(engine.gaps)
 

@@ -1,5 +1,6 @@
 """Engines that show what the rest costs: one that computes nothing, one that takes times."""
 
+import threading
 import time
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ Tokens = npt.NDArray[np.int64]
 
 VOCABULARY = 32
 _FIRST_TEXT_TOKEN = 20  # lower ids are special tokens of the tokenizer
+_ASKING_S = 30.0
 
 
 class NullEngine:
@@ -37,11 +39,14 @@ class NullEngine:
         self._logits = np.zeros((lanes, VOCABULARY), np.float32)
         self._logits[np.arange(lanes), _FIRST_TEXT_TOKEN + np.arange(lanes) % 8] = 1.0
         self._left = 0.0
+        self.all_asked = threading.Event()
+        """Prefills wait for it, so that no request ends before the last one has come in."""
         self.gaps: list[float] = []
         """Seconds between the return of a decode over all lanes and the next call, when that is one too."""
 
     def prefill(self, lane: LaneId, tokens: Tokens, start: int) -> Logits:
         """See engines.Engine."""
+        assert self.all_asked.wait(_ASKING_S), "the requests did not come in"
         self._left = 0.0
         return Logits(self._logits[:1])
 
