@@ -234,10 +234,10 @@ class HostCache:
     def _refresh_arenas(self) -> None:
         """Let go of what is lost, take over what fell free, then see what others hold."""
         if lost := self._files.let_go_of_lost():
-            self._counts.lost_arenas += lost
             self._start_over()
         for arena in self._files.claim():
             self._tier.attach(arena)
+        self._counts.lost_arenas += lost  # last: who sees the count sees the new arena too
         asked, self._asked = self._asked, False
         self._tier.refresh(scan=asked)
 
