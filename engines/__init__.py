@@ -28,7 +28,7 @@ that needs it. Never imports cachemgr or backend.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from engines.contract import Engine, EngineSpec, Geometry, LaneId, Logits
+from engines.contract import Engine, EngineSpec, Geometry, LaneId, Logits, shares_kv
 from engines.errors import BuildError, EngineError, ReleaseError, StepError
 from engines.lanes import LanePool
 from engines.loading import VerifiedRelease, current_digest, load_release, load_release_dir
@@ -71,6 +71,7 @@ __all__ = [
     "load_release_dir",
     "open_engine",
     "publish_release",
+    "shares_kv",
     "sign_release",
 ]
 

@@ -13,7 +13,7 @@ Invariants
 Threads: one owner (the step loop) calls every method; nothing here is locked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType, Protocol
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 LaneId = NewType("LaneId", int)
 
 CONTRACT_VERSION = 1
+_KV_FACTS = ("kv_identity", "geometry", "kv_dtype", "block_tokens", "lanes", "max_seq_len", "positions")
 
 
 class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,11 +71,17 @@ class EngineSpec:
         return int(np.prod(self.block_shape)) * self.kv_dtype.itemsize
 
 
+def shares_kv(one: EngineSpec, other: EngineSpec) -> bool:
+    """True if lanes of one are lanes of the other, byte for byte: the same identity and the same layout."""
+    return all(getattr(one, name) == getattr(other, name) for name in _KV_FACTS)
+
+
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Logits [rows, vocab] float32: a numpy array on "cpu", else a DLPack exporter with its stream.
+    """Logits [rows, vocab] float32: a numpy array on "cpu", else an exporter of `__cuda_array_interface__`.
 
-    The memory belongs to the engine and is valid until its next step.
+    `device` is "cpu" or "cuda:N"; `stream` is the address of the CUDA stream that writes them. The memory
+    belongs to the engine and is valid until its next step.
     """
 
     array: Any
@@ -114,8 +121,19 @@ class Engine(Protocol):
         """Copy payloads (checked by the caller) into whole blocks of `lane`; the inverse of export_blocks."""
         ...
 
-    def prewarm(self) -> None:
-        """Run every shape class once, so that no request pays for a first use. Lanes must be idle."""
+    def prewarm(self) -> Iterator[str]:
+        """Run every shape class once, so that no request pays for a first use. Lanes must be idle.
+
+        Each turn of the iterator runs one and says which: between two, another engine may run a step. Raises
+        StepError.
+        """
+        ...
+
+    def adopt_kv(self, previous: "Engine") -> None:
+        """Take over the lanes of `previous`, as they are, instead of our own (see `shares_kv`).
+
+        `previous` may only be closed afterwards. Both are idle, that is between two steps.
+        """
         ...
 
     def close(self) -> None:

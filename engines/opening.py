@@ -8,15 +8,35 @@ Invariants
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from engines.contract import Engine, LaneId, Logits
+from engines.contract import Engine, EngineSpec, LaneId, Logits
 from engines.errors import ReleaseError, StepError
 from engines.host_memory import AvailableMemory, available_bytes, require_memory
 from engines.loading import VerifiedRelease
 from engines.manifest import EngineManifest
 from engines.options import EngineOptions
+
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """Runs jobs one at a time where engines may be called, and returns or raises what they do."""
+
+    def __call__(self, job: Callable[[], T], /) -> T:
+        """Run it."""
+        ...
+
+
+def at_once(job: Callable[[], T], /) -> T:
+    """The runner of whoever has no other engine at work."""
+    return job()
+
 
 logger = logging.getLogger(__name__)
 SUPPORTED_RUNTIMES = ("onnxruntime",)
@@ -25,19 +45,28 @@ _KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def open_engine(
-    release: VerifiedRelease, options: EngineOptions, *, available: AvailableMemory = available_bytes
+    release: VerifiedRelease,
+    options: EngineOptions,
+    *,
+    beside: EngineSpec | None = None,
+    run: Runner = at_once,
+    available: AvailableMemory = available_bytes,
 ) -> Engine:
     """The engine of `release`, warm and proven. Raises ReleaseError (runtime, memory, golden …), StepError.
 
     The engine has its own copy of what it needs: drop the release afterwards, or its bytes stay in memory
-    twice.
+    twice. `beside`: an engine serves meanwhile; if its lanes are ours (`shares_kv`), room for them is not
+    asked for, and the caller lets us `adopt_kv` afterwards. `run` runs each step of the prewarm and of the
+    golden token, which no other engine's step may overlap.
     """
     started = time.monotonic()
     require_memory(_opening_bytes(release, options), purpose=_PURPOSE, available=available)
-    engine = _create(release, options)
+    engine = _create(release, options, beside)
     try:
-        engine.prewarm()
-        _check_golden(engine, release.manifest)
+        warm_up = engine.prewarm()
+        while run(lambda: next(warm_up, None)) is not None:
+            pass
+        _check_golden(engine, release.manifest, run=run)
     except BaseException:
         engine.close()
         raise
@@ -54,11 +83,12 @@ def open_engine(
     return engine
 
 
-def _create(release: VerifiedRelease, options: EngineOptions) -> Engine:
+def _create(release: VerifiedRelease, options: EngineOptions, beside: EngineSpec | None) -> Engine:
     if release.manifest.runtime == "onnxruntime":
         # imported here: only a process that opens such an engine needs its runtime
         from engines.ort import OrtEngine
 
+        # its pool takes memory page by page: beside another engine nothing needs to be left out
         return OrtEngine(release.manifest, release.files, options=options, digest=release.digest)
     raise ReleaseError(
         "runtime",
@@ -79,7 +109,7 @@ def _opening_bytes(release: VerifiedRelease, options: EngineOptions) -> int:
     return sum(entry.size for entry in manifest.files.values()) + lanes * positions * kv
 
 
-def _check_golden(engine: Engine, manifest: EngineManifest) -> None:
+def _check_golden(engine: Engine, manifest: EngineManifest, *, run: Runner) -> None:
     golden = manifest.golden
     prompt = np.asarray(golden.prompt, np.int64)
     vocab = manifest.geometry.vocab_size
@@ -90,21 +120,29 @@ def _check_golden(engine: Engine, manifest: EngineManifest) -> None:
         )
     lane, last = LaneId(0), len(prompt) - 1
     step = engine.spec.max_prefill_tokens
+    at = np.array([last], np.int64)
     try:
         for start in range(0, len(prompt), step):
-            logits = engine.prefill(lane, prompt[start : start + step], start)
-        _check_answer(logits, golden.token, by="prefill")
-        _check_answer(
-            engine.decode([lane], prompt[last:], np.array([last], np.int64)), golden.token, by="decode"
-        )
+            answer = run(partial(_prefill, engine, prompt[start : start + step], start))
+        _check_answer(answer, golden.token, by="prefill")
+        answer = run(lambda: _row(engine.decode([lane], prompt[last:], at)))
+        _check_answer(answer, golden.token, by="decode")
     except StepError as error:
         raise ReleaseError(
             "golden", expected=f"token {golden.token}", found=f"a failed step: {error}"
         ) from error
 
 
-def _check_answer(logits: Logits, token: int, *, by: str) -> None:
-    row = np.asarray(logits.array)[0]
+def _prefill(engine: Engine, part: npt.NDArray[np.int64], start: int) -> npt.NDArray[np.float32]:
+    return _row(engine.prefill(LaneId(0), part, start))
+
+
+def _row(logits: Logits) -> npt.NDArray[np.float32]:
+    """A copy on the host: the logits are the engine's until its next step."""
+    return np.array(np.asarray(logits.array)[0])
+
+
+def _check_answer(row: npt.NDArray[np.float32], token: int, *, by: str) -> None:
     found = f"token {int(np.argmax(row))}" if np.isfinite(row).all() else "logits that are not finite"
     if found != f"token {token}":
         raise ReleaseError("golden", expected=f"token {token} after the golden prompt, by {by}", found=found)

@@ -16,14 +16,14 @@ Threads: one owner; the interpreter lock is free while the graph runs.
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from engines.contract import EngineSpec, LaneId, Logits
+from engines.contract import Engine, EngineSpec, LaneId, Logits, shares_kv
 from engines.errors import ReleaseError, StepError
 from engines.io_contract import check_contract
 from engines.kernel_class import identity_here, kernel_class
@@ -112,15 +112,32 @@ class OrtEngine:
         """See `Engine.import_blocks`."""
         self._pool.import_blocks(lane, blocks, payloads)
 
-    def prewarm(self) -> None:
+    def prewarm(self) -> Iterator[str]:
         """Run the longest prefill, the shortest, and a decode over every number of lanes."""
         spec = self._spec
-        longest = min(spec.max_prefill_tokens, spec.max_seq_len)
+        longest = spec.max_prefill_tokens
         for count in sorted({1, min(2, longest), longest}, reverse=True):
             self.prefill(LaneId(0), np.zeros(count, dtype=np.int64), 0)
+            yield f"prefill of {count}"
         for rows in range(1, spec.lanes + 1):
             zeros = np.zeros(rows, dtype=np.int64)
             self.decode([LaneId(lane) for lane in range(rows)], zeros, zeros)
+            yield f"decode of {rows}"
+
+    def adopt_kv(self, previous: Engine) -> None:
+        """Use the pool of `previous`; ours, of which little was ever written, goes back to the system."""
+        assert isinstance(previous, OrtEngine), f"the KV of a {type(previous).__name__}"
+        assert shares_kv(self._spec, previous.spec), "lanes of another identity or layout"
+        assert not self._closed, "adopt_kv after close"
+        self._prefills.clear()  # bindings hold addresses of the pool
+        self._decodes.clear()
+        self._pool = previous.give_kv()
+
+    def give_kv(self) -> KVPool:
+        """Hand the pool to a successor; afterwards this engine can only be closed."""
+        pool = self._pool
+        self.close()
+        return pool
 
     def close(self) -> None:
         """Free the session and the pool. Idempotent."""
@@ -242,7 +259,9 @@ def _spec(manifest: EngineManifest, options: EngineOptions, digest: str) -> Engi
         lanes=lanes,
         max_seq_len=max_seq_len,
         positions=cache_positions(max_seq_len, manifest.block_tokens),
-        max_prefill_tokens=min(manifest.max_prefill_tokens, max_seq_len),
+        max_prefill_tokens=min(
+            manifest.max_prefill_tokens, max_seq_len, options.max_prefill_tokens or max_seq_len
+        ),
         exact=manifest.exact,
     )
 

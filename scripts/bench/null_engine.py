@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,11 @@ class NullEngine:
     def import_blocks(self, lane: LaneId, blocks: range, payloads: Sequence[npt.NDArray[np.uint8]]) -> None:
         """See engines.Engine."""
 
-    def prewarm(self) -> None:
+    def prewarm(self) -> Iterator[str]:
+        """See engines.Engine."""
+        return iter(())
+
+    def adopt_kv(self, previous: Engine) -> None:
         """See engines.Engine."""
 
     def close(self) -> None:
@@ -83,6 +87,7 @@ class TimedEngine:
         self.export_blocks = engine.export_blocks
         self.import_blocks = engine.import_blocks
         self.prewarm = engine.prewarm
+        self.adopt_kv = engine.adopt_kv
         self.close = engine.close
         self.prefills: list[tuple[int, float]] = []
 

@@ -101,7 +101,10 @@ class FakeEngine:
             self.kv[lane, block * BLOCK : (block + 1) * BLOCK] = payload.view(np.int64)
 
     def prewarm(self):
-        pass
+        return iter(())
+
+    def adopt_kv(self, previous):
+        self.kv, previous.closed = previous.kv, True
 
     def close(self):
         self.closed = True

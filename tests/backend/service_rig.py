@@ -114,7 +114,10 @@ class KeptEngine:
         self._engine.import_blocks(lane, blocks, payloads)
 
     def prewarm(self):
-        self._engine.prewarm()
+        return self._engine.prewarm()
+
+    def adopt_kv(self, previous):
+        self._engine.adopt_kv(previous)
 
     def close(self):
         pass

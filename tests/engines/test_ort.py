@@ -138,8 +138,27 @@ def test_close_is_idempotent_and_final(engine: OpenEngine) -> None:
 
 def test_prewarm_leaves_a_usable_engine(engine: OpenEngine) -> None:
     one = engine(fresh=True)
-    one.prewarm()
+    shapes = list(one.prewarm())
+    assert len(set(shapes)) == len(shapes) >= one.spec.lanes + 2
     behaviours.decode_equals_prefill(one)
+
+
+def test_a_successor_goes_on_with_the_lanes_as_they_are(engine: OpenEngine) -> None:
+    old, new, alone = (engine(fresh=True) for _ in range(3))
+    tokens = behaviours.some_tokens(old, 12)
+    expected = behaviours.prefill(alone, 1, tokens)
+    behaviours.prefill(old, 1, tokens[:7])
+    list(new.prewarm())
+    new.adopt_kv(old)
+    assert behaviours.refuses(lambda: old.prefill(LaneId(0), np.array([1, 2]), 0)), "it can only be closed"
+    old.close()
+    assert np.array_equal(behaviours.prefill(new, 1, tokens[7:], start=7), expected)
+
+
+def test_lanes_of_another_layout_are_not_adopted(engine: OpenEngine) -> None:
+    old, new = engine(fresh=True), engine(fresh=True, lanes=1)
+    assert behaviours.refuses(lambda: new.adopt_kv(old))
+    behaviours.decode_equals_prefill(old)
 
 
 def test_decode_spans_far_apart_lanes(engine: OpenEngine) -> None:

@@ -254,7 +254,7 @@ def test_a_step_that_fails_while_opening_closes_the_engine(
     def fail(*_: Any) -> Logits:
         raise StepError("out of order")
 
-    monkeypatch.setattr(OrtEngine, "prewarm", lambda engine: None)
+    monkeypatch.setattr(OrtEngine, "prewarm", lambda engine: iter(()))
     monkeypatch.setattr(OrtEngine, "prefill", fail)
     error = refused(release)
     assert error.step == "golden"

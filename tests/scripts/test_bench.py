@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engines import EngineSpec, LaneId, Logits
+from engines import Engine, EngineSpec, LaneId, Logits
 from scripts.bench import backend, engine, goals, harness, peer_worker, peers, report, subject
 from scripts.bench.decoder import Heard
 from scripts.bench.harness import Measurement, PeerMissingError, Reading, alternate, median_of
@@ -297,7 +297,10 @@ class _CountingEngine:
         size = self.spec.block_tokens
         self._held[lane, blocks.start * size : blocks.stop * size] = payloads[0][: size * 8].view(np.int64)
 
-    def prewarm(self) -> None: ...
+    def prewarm(self) -> Iterator[str]:
+        return iter(())
+
+    def adopt_kv(self, previous: Engine) -> None: ...
 
     def close(self) -> None: ...
 
