@@ -41,13 +41,31 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     margin: float
 
 
-class TensorRTInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a TensorRT plan is bound to."""
+class ProfileInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Shapes that one optimization profile of a plan takes, from one row of one token up.
 
-    version: str
-    compute_capability: str
+    `activation_bytes`: device memory of one execution context with this profile.
+    """
+
+    rows: Count
+    tokens: Count
+    least_window: Count
+    window: Count
+    activation_bytes: Size
+
+
+class TensorRTInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a TensorRT plan is bound to.
+
+    `version` is that in the plan's header, "10.16.0.72". `profiles`: prefill, then decode. `built_for`: the
+    very model of GPU, or every GPU of its compute capability.
+    """
+
+    version: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){2,3}\Z")]
+    compute_capability: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,2}\.[0-9]\Z")]
     gpu_name: str
-    profiles: tuple[dict[str, int], ...]
+    profiles: tuple[ProfileInfo, ...]
+    built_for: Literal["gpu", "capability"] = "gpu"
 
 
 class EngineManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
