@@ -1,7 +1,7 @@
 """Reads the 32 bytes that a TensorRT plan begins with, and refuses a plan that cannot run here.
 
-TensorRT answers a plan it cannot use with nothing but a line in its log. So everything that a person can act on
-is compared here first, one refusal a step:
+TensorRT answers a plan it cannot use with nothing but a line in its log. So everything that a person can act
+on is compared here first, one refusal a step:
 
     plan                 the file begins as a plan of TensorRT does
     plan size            it is as long as its header says
