@@ -43,7 +43,8 @@ class EngineSpec:
     """Facts about a loaded engine that schedulers and caches build on.
 
     `positions` is S: `max_seq_len` plus at least one scratch position, rounded up to `block_tokens`.
-    `kv_identity` is 16 bytes; KV may be shared between engines if and only if it is equal.
+    `kv_identity` is 16 bytes; KV may be shared between engines if and only if it is equal. `kv_dtype` is the
+    type that carries KV: bfloat16, which numpy lacks, travels as uint16.
     """
 
     model: str

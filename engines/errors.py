@@ -2,6 +2,8 @@
 
 EngineError
 ├── BuildError      weights or options that no engine can be built from
+├── DeviceError     no driver, no GPU, no GPU library, or a call of the driver that failed
+│   └── DeviceMemoryError   the GPU, or page-locked host memory, is full
 ├── ReleaseError    a release the load chain refuses (signature, name, age, bytes, contract, golden token)
 └── StepError       a prefill or decode that failed; the batch it hit fails, the next request works
 """
@@ -13,6 +15,16 @@ class EngineError(Exception):
 
 class BuildError(EngineError):
     """The weights or the options cannot become an engine; names the field and what is supported."""
+
+
+class DeviceError(EngineError):
+    """The GPU cannot be used, or a call of its driver failed; says what to install where that is the
+    cause.
+    """
+
+
+class DeviceMemoryError(DeviceError):
+    """There is no room left for an allocation on the device, or for one in page-locked host memory."""
 
 
 class ReleaseError(EngineError):

@@ -15,8 +15,8 @@ _CACHE_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 
 def check_contract(spec: EngineSpec, inputs: Tensors, outputs: Tensors) -> None:
     """Raise ReleaseError (step "contract") at the first tensor that is missing, unknown or different."""
-    _compare("input", expected_inputs(spec), inputs)
-    _compare("output", expected_outputs(spec), outputs)
+    compare_tensors("input", expected_inputs(spec), inputs)
+    compare_tensors("output", expected_outputs(spec), outputs)
 
 
 def expected_inputs(spec: EngineSpec) -> dict[str, tuple[str, tuple[int | str, ...]]]:
@@ -46,7 +46,8 @@ def _caches(spec: EngineSpec, when: str) -> dict[str, tuple[str, tuple[int | str
     }
 
 
-def _compare(role: str, expected: Tensors, found: Tensors) -> None:
+def compare_tensors(role: str, expected: Tensors, found: Tensors) -> None:
+    """Raise ReleaseError (step "contract") at the first tensor that is missing, unknown or different."""
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             raise ReleaseError(

@@ -24,6 +24,8 @@ import numpy.typing as npt
 import onnxruntime
 
 from engines.contract import Engine, EngineSpec, LaneId, Logits, shares_kv
+from engines.engine_spec import cache_positions as cache_positions
+from engines.engine_spec import engine_spec
 from engines.errors import ReleaseError, StepError
 from engines.io_contract import check_contract
 from engines.kernel_class import identity_here, kernel_class
@@ -230,45 +232,16 @@ def _address(array: npt.NDArray[Any]) -> int:
 
 
 def _spec(manifest: EngineManifest, options: EngineOptions, digest: str) -> EngineSpec:
-    lanes = manifest.lanes if options.lanes is None else options.lanes
-    max_seq_len = manifest.max_seq_len if options.max_seq_len is None else options.max_seq_len
-    if options.threads < 0:
-        raise ReleaseError("options", expected="threads of at least 0", found=str(options.threads))
-    if lanes < 1:
-        raise ReleaseError("options", expected="lanes of at least 1", found=str(lanes))
-    if not 2 <= max_seq_len <= manifest.max_seq_len:
-        raise ReleaseError(
-            "options", expected=f"max_seq_len in 2 … {manifest.max_seq_len}", found=str(max_seq_len)
-        )
     here = kernel_class()
     built = bytes.fromhex(manifest.kv_identity)
     identity = identity_here(built, built_for=manifest.kernel_class, here=here)
+    spec = engine_spec(manifest, options, digest, kv_identity=identity)
     if identity != built:
         log.warning(
             "%s release %d was built for CPU kernels %r and runs on %r: its KV is kept apart",
             manifest.model, manifest.release, manifest.kernel_class, here,
         )  # fmt: skip
-    return EngineSpec(
-        model=manifest.model,
-        release=manifest.release,
-        digest=digest,
-        kv_identity=identity,
-        geometry=manifest.geometry,
-        kv_dtype=np.dtype(manifest.kv_dtype),
-        block_tokens=manifest.block_tokens,
-        lanes=lanes,
-        max_seq_len=max_seq_len,
-        positions=cache_positions(max_seq_len, manifest.block_tokens),
-        max_prefill_tokens=min(
-            manifest.max_prefill_tokens, max_seq_len, options.max_prefill_tokens or max_seq_len
-        ),
-        exact=manifest.exact,
-    )
-
-
-def cache_positions(max_seq_len: int, block_tokens: int) -> int:
-    """S: room for max_seq_len positions and at least one scratch position, in whole blocks."""
-    return -(-(max_seq_len + 1) // block_tokens) * block_tokens
+    return spec
 
 
 def _session(manifest: EngineManifest, files: Mapping[str, memoryview], options: EngineOptions) -> Any:

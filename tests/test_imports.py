@@ -20,9 +20,10 @@ FACES_ONLY = {"backend": ("engines", "cachemgr")}
 IMPORTERS = {  # technology → the modules that may import it
     "onnxruntime": {"engines/ort.py"},
     "triton_python_backend_utils": {"backend/triton.py"},
-    "tensorrt": set(),
+    "tensorrt": {"engines/trt.py"},
     "tensorrt_rtx": set(),
-    "pycuda": set(),
+    "pycuda": {"engines/cuda.py"},
+    "cuda": {"engines/cuda_graphs.py"},
     "torch": set(),
     "transformers": set(),
     "redis": set(),
