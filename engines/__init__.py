@@ -6,8 +6,11 @@ A model's life, and the name in this face that starts each part of it:
     build_release                  a release folder: graph, weights, tokenizer.json, engine.json
     sign_release                   a private key vouches for every byte of it
     publish_release                into a model's version folder as the current one, whole or not at all
+    roll_back                      the release before it, or any other there, becomes current again
+    list_releases, prune_releases  what lies in the version folder, and what is old there
     load_release                   verified bytes in memory
     open_engine                    a warm engine that answered its golden token
+    compare_release, rehash_release  whether the folder still holds what was loaded from it
 
 Security
 - A release is executable content: whoever can make this process load one runs code in it. So nothing in it is
@@ -31,11 +34,20 @@ from typing import TYPE_CHECKING, Any
 from engines.contract import Engine, EngineSpec, Geometry, LaneId, Logits, shares_kv
 from engines.errors import BuildError, EngineError, ReleaseError, StepError
 from engines.lanes import LanePool
-from engines.loading import VerifiedRelease, current_digest, load_release, load_release_dir
+from engines.loading import (
+    ReleaseFacts,
+    VerifiedRelease,
+    current_digest,
+    inspect_release,
+    load_release,
+    load_release_dir,
+)
 from engines.manifest import EngineManifest
 from engines.opening import open_engine
 from engines.options import EngineOptions
-from engines.publishing import publish_release
+from engines.publishing import Switch, publish_release, roll_back
+from engines.recheck import Difference, Pace, Rehash, compare_release, rehash_release
+from engines.release_list import ListedRelease, list_releases, prune_releases
 from engines.signing import generate_signing_key, key_fingerprints, sign_release
 from engines.trust import TrustSettings
 
@@ -47,6 +59,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BuildError",
     "BuildOptions",
+    "Difference",
     "Engine",
     "EngineError",
     "EngineManifest",
@@ -55,22 +68,33 @@ __all__ = [
     "Geometry",
     "LaneId",
     "LanePool",
+    "ListedRelease",
     "Logits",
+    "Pace",
+    "Rehash",
     "ReleaseError",
+    "ReleaseFacts",
     "StepError",
+    "Switch",
     "TrustSettings",
     "VerifiedRelease",
     "build_release",
+    "compare_release",
     "current_digest",
     "demo_gguf",
     "generate_signing_key",
+    "inspect_release",
     "key_fingerprints",
+    "list_releases",
     "load_gguf",
     "load_huggingface",
     "load_release",
     "load_release_dir",
     "open_engine",
+    "prune_releases",
     "publish_release",
+    "rehash_release",
+    "roll_back",
     "shares_kv",
     "sign_release",
 ]

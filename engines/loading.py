@@ -20,7 +20,8 @@ What comes out is the only thing that engines are opened from: bytes in memory, 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,39 +29,95 @@ from types import MappingProxyType
 from engines.errors import ReleaseError
 from engines.host_memory import AvailableMemory, available_bytes, require_memory
 from engines.manifest import MANIFEST, SIGNATURE, EngineManifest, parse_manifest, release_digest
-from engines.release_folder import FileBytes, ReleaseFolder, shown
+from engines.release_folder import FileBytes, FileStatus, ReleaseFolder, shown
 from engines.signing import MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, check_names, verify_signature
 from engines.trust import TrustSettings
+from engines.version_folder import CURRENT, RELEASES
 
-CURRENT = "current"
-RELEASES = "releases"
 TOKENIZER = "tokenizer.json"
 _DIGEST = re.compile(rb"([0-9a-f]{64})\n?")
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """The digest that a file must have (for model.sig: had), and its status when it was read."""
+
+    sha256: str
+    status: FileStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFacts:
+    """What a later look at the folder is compared with. Small: no bytes of the release hang on it."""
+
+    digest: str
+    path: Path
+    files: Mapping[str, FileFacts]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.status.size for file in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRelease:
     """A release that passed the chain. `files` holds the verified bytes of every file, model.sig included.
 
-    The views are read-only, 64-byte aligned and backed by private memory; `path` says where they came from
-    and is for messages only.
+    The views are read-only, 64-byte aligned and backed by private memory; `facts` says where they came from
+    and what the files looked like.
     """
 
     manifest: EngineManifest
     digest: str
     files: Mapping[str, memoryview]
-    path: Path
+    facts: ReleaseFacts
+
+    @property
+    def path(self) -> Path:
+        """The folder that it was read from, for messages."""
+        return self.facts.path
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedRelease:
+    """A release whose signature, names, age and sizes are right; its weights were not read."""
+
+    manifest: EngineManifest
+    facts: ReleaseFacts
 
 
 def load_release(
-    version_dir: Path, *, model: str, trust: TrustSettings, available: AvailableMemory = available_bytes
+    version_dir: Path,
+    digest: str | None = None,
+    *,
+    model: str,
+    trust: TrustSettings,
+    available: AvailableMemory = available_bytes,
 ) -> VerifiedRelease:
-    """Verify and read the release that `version_dir`/current names. ReleaseError if any check refuses."""
+    """Verify and read the release of `digest` (default: the one that `version_dir`/current names).
+
+    ReleaseError if any check refuses.
+    """
     _require_keys(trust)
-    with ReleaseFolder.open(version_dir, follow=True) as version:
-        digest = _read_current(version)
-        with version.folder(RELEASES) as releases, releases.folder(digest) as folder:
-            return _load(folder, model=model, trust=trust, available=available, digest=digest)
+    with _published(version_dir, digest) as (folder, name):
+        return _load(folder, model=model, trust=trust, available=available, digest=name)
+
+
+def inspect_release(version_dir: Path, digest: str, *, model: str, trust: TrustSettings) -> InspectedRelease:
+    """The chain up to where it would read the weights, comparing sizes only. ReleaseError if it refuses."""
+    _require_keys(trust)
+    with _published(version_dir, digest) as (folder, name):
+        described = _describe(folder, model=model, trust=trust, digest=name)
+        facts = dict(described.facts)
+        for file, entry in described.manifest.files.items():
+            status = folder.status(file)
+            if status.size != entry.size:
+                raise ReleaseError(
+                    "files", expected=f"{entry.size} bytes in {file}", found=f"{status.size} bytes"
+                )
+            facts[file] = FileFacts(entry.sha256, status)
+        return InspectedRelease(described.manifest, _facts(folder, name, facts))
 
 
 def load_release_dir(
@@ -89,6 +146,14 @@ def _require_keys(trust: TrustSettings) -> None:
         )
 
 
+@contextmanager
+def _published(version_dir: Path, digest: str | None) -> Iterator[tuple[ReleaseFolder, str]]:
+    with ReleaseFolder.open(version_dir, follow=True) as version:
+        name = _read_current(version) if digest is None else digest
+        with version.folder(RELEASES) as releases, releases.folder(name) as folder:
+            yield folder, name
+
+
 def _load(
     folder: ReleaseFolder,
     *,
@@ -98,7 +163,8 @@ def _load(
     digest: str | None,
 ) -> VerifiedRelease:
     try:
-        return _verify(folder, model=model, trust=trust, available=available, digest=digest)
+        described = _describe(folder, model=model, trust=trust, digest=digest)
+        return _read(folder, described, available=available)
     except ReleaseError as error:
         # A traceback keeps its frames alive, and they hold what was read so far: gigabytes, for as long as
         # somebody keeps the error. The text says it all.
@@ -107,14 +173,19 @@ def _load(
     raise refused
 
 
-def _verify(
-    folder: ReleaseFolder,
-    *,
-    model: str | None,
-    trust: TrustSettings,
-    available: AvailableMemory,
-    digest: str | None,
-) -> VerifiedRelease:
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A release that may be read: engine.json and model.sig are known, nothing else was touched."""
+
+    manifest: EngineManifest
+    digest: str
+    files: Mapping[str, memoryview]
+    facts: Mapping[str, FileFacts]
+
+
+def _describe(
+    folder: ReleaseFolder, *, model: str | None, trust: TrustSettings, digest: str | None
+) -> _Described:
     names = folder.files()
     if SIGNATURE not in names:
         found = "an unsigned release (sign it with `tensorcache sign`)"
@@ -128,19 +199,35 @@ def _verify(
     if digest is not None and found_digest != digest:
         raise ReleaseError("digest", expected=f"release {digest}", found=f"{found_digest} in its folder")
     _check_eligible(manifest, model=model, trust=trust)
+    read = {MANIFEST: description, SIGNATURE: signature}
+    return _Described(
+        manifest=manifest,
+        digest=found_digest,
+        files={name: file.data for name, file in read.items()},
+        facts={name: FileFacts(file.sha256, file.status) for name, file in read.items()},
+    )
 
+
+def _read(folder: ReleaseFolder, described: _Described, *, available: AvailableMemory) -> VerifiedRelease:
+    manifest = described.manifest
     need = sum(entry.size for entry in manifest.files.values())
     require_memory(need, purpose="read the release", available=available)
-    files = {MANIFEST: description.data, SIGNATURE: signature.data}
+    files, facts = dict(described.files), dict(described.facts)
     for name, entry in manifest.files.items():
         file = folder.read(name, size=entry.size)
-        _check_digest(name, file, signed[name])
-        files[name] = file.data
+        _check_digest(name, file, entry.sha256)
+        files[name], facts[name] = file.data, FileFacts(file.sha256, file.status)
         if name == TOKENIZER and file.sha256 != manifest.tokenizer_digest:
             raise ReleaseError(
                 "tokenizer", expected=f"SHA-256 {manifest.tokenizer_digest}", found=file.sha256
             )
-    return VerifiedRelease(manifest, found_digest, MappingProxyType(files), folder.path)
+    return VerifiedRelease(
+        manifest, described.digest, MappingProxyType(files), _facts(folder, described.digest, facts)
+    )
+
+
+def _facts(folder: ReleaseFolder, digest: str, files: Mapping[str, FileFacts]) -> ReleaseFacts:
+    return ReleaseFacts(digest, folder.path.absolute(), MappingProxyType(dict(files)))
 
 
 def _load_manifest(folder: ReleaseFolder, signed: Mapping[str, str]) -> tuple[FileBytes, EngineManifest]:

@@ -1,38 +1,53 @@
-"""Put a signed release where a model serves from: readers see the old one or the new one, nothing in between.
+"""Change the release that a model serves: readers see the old one or the new one, nothing in between.
 
     <version>/current                     one line: the digest of the release that serves
+    <version>/history                     what was current before (engines/history.py)
     <version>/releases/<digest>/          immutable once it has this name
-    <version>/releases/.lock              held while someone publishes; the kernel lets go of it when he dies
-    <version>/releases/.new-…             in the making, removed if that fails; the next publisher clears what
-                                          a killed one left
 
 Invariants
 - `current` is replaced by one rename, and only after the release it will name is on disk under its final
   name, was fsynced, and passed the whole load chain there. Whoever is killed in between leaves the old
   release serving.
+- Whatever was current is in `history`, on disk, before `current` names another.
 - What is written is the verified bytes from memory, not a second read of the source folder.
 - Publishing the same release again changes nothing, except that a damaged copy of it is replaced by a sound
   one.
 """
 
-import fcntl
 import os
-import secrets
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from engines.errors import ReleaseError
-from engines.loading import CURRENT, RELEASES, VerifiedRelease, load_release_dir
+from engines.history import Served, append_history, previous_release, read_history
+from engines.loading import VerifiedRelease, load_release, load_release_dir
 from engines.manifest import SIGNATURE
 from engines.release_folder import ReleaseFolder
+from engines.release_list import choose_release, current_or_none
 from engines.signing import MAX_SIGNATURE_BYTES
 from engines.trust import TrustSettings
+from engines.version_folder import CURRENT, RELEASES, changing, scratch, sync_folder, write_file
 
-_LOCK = ".lock"
-_NEW = ".new-"
+LOCK_SECONDS = 60.0
+
+Clock = Callable[[], float]
+"""Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What `current` names now, and what it named before: None if nothing, the same if nothing changed."""
+
+    digest: str
+    release: int
+    before: str | None
+
+    @property
+    def changed(self) -> bool:
+        """Whether another release is current than before."""
+        return self.before != self.digest
 
 
 def publish_release(
@@ -41,33 +56,69 @@ def publish_release(
     *,
     model: str,
     trust: TrustSettings,
-    lock_seconds: float = 60.0,
-) -> str:
-    """Verify `release_dir`, copy it into `version_dir` and make it the current release; its digest.
+    lock_seconds: float = LOCK_SECONDS,
+    clock: Clock = time.time,
+) -> Switch:
+    """Verify `release_dir`, copy it into `version_dir` and make it the current release.
 
-    ReleaseError if a check of the load chain refuses it, the disk does, or another publisher is at work for
-    longer than `lock_seconds`.
+    ReleaseError if a check of the load chain refuses it, the disk does, or somebody else changes the model's
+    releases for longer than `lock_seconds`.
     """
     release = load_release_dir(release_dir, model=model, trust=trust)
     digest = release.digest
-    releases = version_dir / RELEASES
-    target = releases / digest
-    try:
-        releases.mkdir(parents=True, exist_ok=True)
-        with _publisher_lock(releases / _LOCK, lock_seconds), _scratch_cleared(releases):
-            if not _holds(target, release):
-                _write_release(release, target)
-            elif _signature(target) != release.files[SIGNATURE]:
-                _write_signature(release, target)
-            del release  # the copy is verified from disk: do not hold the weights twice
-            copy = load_release_dir(target, model=model, trust=trust)
-            if copy.digest != digest:
-                raise ReleaseError("digest", expected=f"release {digest} in {target}", found=copy.digest)
-            _write_current(version_dir, digest)
-    except OSError as error:
-        found = f"{error.strerror or error} ({error.filename or releases})"
-        raise ReleaseError("publish", expected=f"to write to {version_dir}", found=found) from None
+    target = version_dir / RELEASES / digest
+    with changing(version_dir, lock_seconds=lock_seconds):
+        if not _holds(target, release):
+            _write_release(release, target)
+        elif _signature(target) != release.files[SIGNATURE]:
+            _write_signature(release, target)
+        del release  # the copy is verified from disk: do not hold the weights twice
+        return _verify_and_switch(version_dir, digest, model=model, trust=trust, clock=clock)
+
+
+def roll_back(
+    version_dir: Path,
+    *,
+    model: str,
+    trust: TrustSettings,
+    to: str | None = None,
+    lock_seconds: float = LOCK_SECONDS,
+    clock: Clock = time.time,
+) -> Switch:
+    """Make the release current that was so before, or the one that `to` (digest or number) chooses.
+
+    It passes the whole load chain first: ReleaseError if it is damaged, older than the trust settings allow,
+    or not there; nothing has changed then. Doing it twice without `to` comes back to where it began.
+    """
+    if not (version_dir / RELEASES).is_dir():
+        raise ReleaseError("rollback", expected=f"a published release in {version_dir}", found="none")
+    with changing(version_dir, lock_seconds=lock_seconds):
+        digest = _previous(version_dir) if to is None else choose_release(version_dir, to)
+        return _verify_and_switch(version_dir, digest, model=model, trust=trust, clock=clock)
+
+
+def _previous(version_dir: Path) -> str:
+    current = current_or_none(version_dir)
+    digest = previous_release(read_history(version_dir), current)
+    if digest is None:
+        expected = f"a release that was current before {current[:16] if current else 'this'}"
+        raise ReleaseError("rollback", expected=expected, found="none in the history (choose one by --to)")
+    if not (version_dir / RELEASES / digest).is_dir():
+        expected = f"the release that was current before ({digest[:16]})"
+        raise ReleaseError("rollback", expected=expected, found="that it was removed (choose one by --to)")
     return digest
+
+
+def _verify_and_switch(
+    version_dir: Path, digest: str, *, model: str, trust: TrustSettings, clock: Clock
+) -> Switch:
+    number = load_release(version_dir, digest, model=model, trust=trust).manifest.release
+    before = current_or_none(version_dir)
+    if before != digest:
+        if before is not None:
+            append_history(version_dir, Served(before, clock()))
+        _write_current(version_dir, digest)
+    return Switch(digest, number, before)
 
 
 def _holds(target: Path, release: VerifiedRelease) -> bool:
@@ -89,94 +140,28 @@ def _signature(target: Path) -> memoryview:
 
 def _write_signature(release: VerifiedRelease, target: Path) -> None:
     """Put a newer signature (another key) beside equal bytes, whole or not at all."""
-    scratch = _scratch(target.parent)
-    _write_file(scratch, release.files[SIGNATURE], mode=0o444)
-    os.replace(scratch, target / SIGNATURE)
-    _sync_folder(target)
+    made = scratch(target.parent)
+    write_file(made, release.files[SIGNATURE], mode=0o444)
+    os.replace(made, target / SIGNATURE)
+    sync_folder(target)
 
 
 def _write_release(release: VerifiedRelease, target: Path) -> None:
     releases = target.parent
-    scratch = _scratch(releases)
-    scratch.mkdir(mode=0o755)
+    made = scratch(releases)
+    made.mkdir(mode=0o755)
     for name, data in release.files.items():
-        _write_file(scratch / name, data, mode=0o444)
-    _sync_folder(scratch)
+        write_file(made / name, data, mode=0o444)
+    sync_folder(made)
     if os.path.lexists(target):  # a damaged copy, which nobody can load; a folder cannot be renamed over it
-        os.rename(target, _scratch(releases))
-    os.rename(scratch, target)
+        os.rename(target, scratch(releases))
+    os.rename(made, target)
     for folder in (releases, releases.parent, releases.parent.parent):
-        _sync_folder(folder)
+        sync_folder(folder)
 
 
 def _write_current(version_dir: Path, digest: str) -> None:
-    scratch = _scratch(version_dir / RELEASES)
-    _write_file(scratch, memoryview(f"{digest}\n".encode()), mode=0o644)
-    os.replace(scratch, version_dir / CURRENT)
-    _sync_folder(version_dir)
-
-
-def _scratch(releases: Path) -> Path:
-    return releases / f"{_NEW}{secrets.token_hex(8)}"
-
-
-def _write_file(path: Path, data: memoryview, *, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        done = 0
-        while done < len(data):
-            done += os.write(fd, data[done:])
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _scratch_cleared(releases: Path) -> Iterator[None]:
-    """Nothing in the making before (the copy may need its room) and after, whether it succeeds or not."""
-    _clear_leftovers(releases)
-    try:
-        yield
-    finally:
-        _clear_leftovers(releases)
-
-
-def _clear_leftovers(releases: Path) -> None:
-    """Remove what killed publishers left. Only the holder of the lock may: nobody else is at work then."""
-    for path in releases.glob(f"{_NEW}*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-@contextmanager
-def _publisher_lock(path: Path, seconds: float) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        deadline = time.monotonic() + seconds
-        while not _try_lock(fd):
-            if time.monotonic() >= deadline:
-                raise ReleaseError(
-                    "publish", expected=f"no other publisher for {seconds:g} s", found=f"{path} held"
-                )
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    made = scratch(version_dir / RELEASES)
+    write_file(made, memoryview(f"{digest}\n".encode()), mode=0o644)
+    os.replace(made, version_dir / CURRENT)
+    sync_folder(version_dir)

@@ -13,9 +13,11 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -29,13 +31,35 @@ MAX_FILES = 4096
 _READ_BYTES = 1 << 20  # small enough to be hashed while still in the processor's cache
 _ALIGN = 64
 
+OnPiece = Callable[[int], None]
+"""Hears how many more bytes were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """What tells cheaply that a file is another than before, or was written to."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """From what the system says."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.mtime_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self.size} bytes, written {when}.{self.mtime_ns % 10**9:09d}Z, inode {self.inode}"
+
 
 @dataclass(frozen=True, slots=True)
 class FileBytes:
-    """One file as it was read: read-only bytes (64-byte aligned) and their SHA-256 in hex."""
+    """One file as it was read: read-only bytes (64-byte aligned), their SHA-256, and its status before."""
 
     data: memoryview
     sha256: str
+    status: FileStatus
 
 
 class ReleaseFolder:
@@ -92,6 +116,46 @@ class ReleaseFolder:
 
     def read(self, name: str, *, size: int | None = None, limit: int | None = None) -> FileBytes:
         """Read `name` whole: exactly `size` bytes, or at most `limit`; ReleaseError if it has others."""
+        with self._opened(name, size=size, limit=limit) as (fd, status):
+            room = np.empty(status.size + _ALIGN, np.uint8)  # one buffer, filled in place
+            start = -room.ctypes.data % _ALIGN
+            data = room.data[start : start + status.size]
+            pieces = (data[done : done + _READ_BYTES] for done in range(0, status.size, _READ_BYTES))
+            sha256 = _read_into(fd, name, pieces, on_piece=None)
+            return FileBytes(data.toreadonly(), sha256, status)
+
+    def hash(self, name: str, *, size: int, on_piece: OnPiece) -> tuple[str, FileStatus]:
+        """SHA-256 of `name`, which has `size` bytes, piece by piece through one small buffer.
+
+        `on_piece` hears the bytes of every piece once it was hashed, and may take its time.
+        """
+        with self._opened(name, size=size, limit=None) as (fd, status):
+            buffer = memoryview(bytearray(min(size, _READ_BYTES)))
+            pieces = (buffer[: size - done] for done in range(0, size, _READ_BYTES))
+            return _read_into(fd, name, pieces, on_piece=on_piece), status
+
+    def status(self, name: str) -> FileStatus:
+        """Size, time and inode of `name`, without opening it."""
+        try:
+            status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except OSError as error:
+            raise ReleaseError("files", expected=f"a regular file {name}", found=_reason(error)) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise ReleaseError("files", expected=f"a regular file {name}", found=_kind(status.st_mode))
+        return FileStatus.of(status)
+
+    def names(self) -> frozenset[str]:
+        """Names of whatever is in the folder; at most one more than MAX_FILES."""
+        with os.scandir(self._fd) as entries:
+            return frozenset(entry.name for entry in islice(entries, MAX_FILES + 1))
+
+    def subfolders(self) -> frozenset[str]:
+        """Names of the real folders in this one."""
+        with os.scandir(self._fd) as entries:
+            return frozenset(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+    @contextmanager
+    def _opened(self, name: str, *, size: int | None, limit: int | None) -> Iterator[tuple[int, FileStatus]]:
         try:
             # O_NONBLOCK: opening a FIFO must not wait for a writer.
             fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd)
@@ -101,15 +165,12 @@ class ReleaseFolder:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise ReleaseError("files", expected=f"a regular file {name}", found=_kind(status.st_mode))
+            found = f"{status.st_size} bytes"
             if size is not None and status.st_size != size:
-                raise ReleaseError(
-                    "files", expected=f"{size} bytes in {name}", found=f"{status.st_size} bytes"
-                )
+                raise ReleaseError("files", expected=f"{size} bytes in {name}", found=found)
             if limit is not None and status.st_size > limit:
-                raise ReleaseError(
-                    "files", expected=f"at most {limit} bytes in {name}", found=f"{status.st_size} bytes"
-                )
-            return _read_whole(fd, name, status.st_size)
+                raise ReleaseError("files", expected=f"at most {limit} bytes in {name}", found=found)
+            yield fd, FileStatus.of(status)
         except OSError as error:
             raise ReleaseError("files", expected=f"{name} to be readable", found=_reason(error)) from None
         finally:
@@ -122,25 +183,28 @@ def shown(value: str, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(value)} characters)"
 
 
-def _read_whole(fd: int, name: str, size: int) -> FileBytes:
-    room = np.empty(size + _ALIGN, np.uint8)  # one buffer, filled in place
-    start = -room.ctypes.data % _ALIGN
-    data = room.data[start : start + size]
+def _read_into(fd: int, name: str, pieces: Iterable[memoryview], *, on_piece: OnPiece | None) -> str:
+    """Fill `pieces` one after the other, hashing each while it is hot; the file must end with the last."""
     sha = hashlib.sha256()
     done = 0
-    while done < size:
-        count = os.readv(fd, [data[done : done + _READ_BYTES]])
-        if count == 0:
-            raise ReleaseError(
-                "files", expected=f"{size} bytes in {name}", found=f"the end after {done} bytes"
-            )
-        sha.update(data[done : done + count])
-        done += count
+    for piece in pieces:
+        filled = 0
+        while filled < len(piece):
+            count = os.readv(fd, [piece[filled:]])
+            if count == 0:
+                raise ReleaseError(
+                    "files", expected=f"all bytes of {name}", found=f"the end after {done + filled} bytes"
+                )
+            filled += count
+        sha.update(piece)
+        done += len(piece)
+        if on_piece is not None:
+            on_piece(len(piece))
     if os.read(fd, 1):
         raise ReleaseError(
-            "files", expected=f"{size} bytes in {name}", found="a file that grew while it was read"
+            "files", expected=f"{done} bytes in {name}", found="a file that grew while it was read"
         )
-    return FileBytes(data.toreadonly(), sha.hexdigest())
+    return sha.hexdigest()
 
 
 def _kind(mode: int) -> str:

@@ -44,7 +44,7 @@ def publish(model: str, release: Path, *, repository: Path, keys: tuple[Path, ..
 
     with engine_refusals(), working(f"deploy {model}"):
         trust = TrustSettings(keys=keys)
-        digest = publish_release(release, repository / model / "1", model=model, trust=trust)
+        digest = publish_release(release, repository / model / "1", model=model, trust=trust).digest
     for written in write_model_config(repository, model):
         say(f"configured   {written}")
     return digest

@@ -37,7 +37,7 @@ def leftovers(version: Path) -> list[str]:
 
 def test_a_published_release_serves(version: Path, write_release: WriteRelease, keys: Keys) -> None:
     folder = write_release()
-    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust).digest
     assert current_digest(version) == digest
     assert (version / "current").read_text() == digest + "\n"
     assert load_release(version, model="tiny", trust=keys.trust).digest == digest
@@ -47,10 +47,10 @@ def test_a_published_release_serves(version: Path, write_release: WriteRelease, 
 
 def test_publishing_again_changes_nothing(version: Path, write_release: WriteRelease, keys: Keys) -> None:
     folder = write_release()
-    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust).digest
     target = version / "releases" / digest
     before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in target.iterdir()}
-    assert publish_release(folder, version, model="tiny", trust=keys.trust) == digest
+    assert publish_release(folder, version, model="tiny", trust=keys.trust).digest == digest
     assert {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in target.iterdir()} == before
 
 
@@ -58,10 +58,10 @@ def test_a_second_release_takes_over_and_the_first_stays_for_a_roll_back(
     version: Path, write_release: WriteRelease, keys: Keys
 ) -> None:
     old, new = write_release("old", release=1), write_release("new", release=2)
-    first = publish_release(old, version, model="tiny", trust=keys.trust)
-    second = publish_release(new, version, model="tiny", trust=keys.trust)
+    first = publish_release(old, version, model="tiny", trust=keys.trust).digest
+    second = publish_release(new, version, model="tiny", trust=keys.trust).digest
     assert current_digest(version) == second != first
-    assert publish_release(old, version, model="tiny", trust=keys.trust) == first
+    assert publish_release(old, version, model="tiny", trust=keys.trust).digest == first
     assert load_release(version, model="tiny", trust=keys.trust).manifest.release == 1
 
 
@@ -69,7 +69,7 @@ def test_what_the_chain_refuses_is_not_published(
     version: Path, write_release: WriteRelease, keys: Keys
 ) -> None:
     good, bad = write_release("good"), write_release("bad", release=9)
-    digest = publish_release(good, version, model="tiny", trust=keys.trust)
+    digest = publish_release(good, version, model="tiny", trust=keys.trust).digest
     (bad / "model.onnx").write_bytes(TINY_FILES["model.onnx"][::-1])
     with pytest.raises(ReleaseError, match="digest"):
         publish_release(bad, version, model="tiny", trust=keys.trust)
@@ -88,7 +88,7 @@ def test_publishing_again_repairs_a_damaged_copy(
     version: Path, write_release: WriteRelease, keys: Keys, damage: str, tmp_path: Path
 ) -> None:
     folder = write_release()
-    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust).digest
     target = version / "releases" / digest
     weights = target / "model.onnx.data"
     weights.chmod(0o644)
@@ -105,7 +105,7 @@ def test_publishing_again_repairs_a_damaged_copy(
         target.symlink_to(target.rename(tmp_path / "moved"))
     with pytest.raises(ReleaseError):
         load_release(version, model="tiny", trust=keys.trust)
-    assert publish_release(folder, version, model="tiny", trust=keys.trust) == digest
+    assert publish_release(folder, version, model="tiny", trust=keys.trust).digest == digest
     assert load_release(version, model="tiny", trust=keys.trust).digest == digest
     assert leftovers(version) == []
 
@@ -114,11 +114,11 @@ def test_a_new_signature_over_the_same_bytes_replaces_only_the_signature(
     version: Path, write_release: WriteRelease, keys: Keys, other_keys: Keys
 ) -> None:
     folder = write_release()
-    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust).digest
     target = version / "releases" / digest
     inodes = {path.name: path.stat().st_ino for path in target.iterdir()}
     sign_release(folder, other_keys.private)
-    assert publish_release(folder, version, model="tiny", trust=other_keys.trust) == digest
+    assert publish_release(folder, version, model="tiny", trust=other_keys.trust).digest == digest
     assert load_release(version, model="tiny", trust=other_keys.trust).digest == digest
     changed = {path.name for path in target.iterdir() if inodes[path.name] != path.stat().st_ino}
     assert changed == {"model.sig"}
@@ -151,7 +151,7 @@ def test_everything_is_on_disk_before_current_moves(
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "rename", record_rename)
     monkeypatch.setattr(os, "replace", record_replace)
-    digest = publish_release(folder, version, model="tiny", trust=keys.trust)
+    digest = publish_release(folder, version, model="tiny", trust=keys.trust).digest
     files = {("fsync", f"1/releases/NEW/{file}") for file in (*TINY_FILES, "engine.json", "model.sig")}
     assert set(events[: len(files)]) == files
     assert events[len(files) :] == [
@@ -180,7 +180,7 @@ def test_a_full_disk_leaves_the_old_release_and_nothing_in_the_making(
     version: Path, write_release: WriteRelease, keys: Keys
 ) -> None:
     old, new = write_release("old", release=1), write_release("new", release=2)
-    digest = publish_release(old, version, model="tiny", trust=keys.trust)
+    digest = publish_release(old, version, model="tiny", trust=keys.trust).digest
     with room_for(1000), pytest.raises(ReleaseError, match=f"publish: expected to write to .*{REASON}"):
         publish_release(new, version, model="tiny", trust=keys.trust)
     assert current_digest(version) == digest
@@ -214,7 +214,7 @@ def test_many_publishers_at_once_leave_one_whole_release(
     def publish(folder: Path) -> None:
         try:
             for _ in range(4):
-                digests.add(publish_release(folder, version, model="tiny", trust=keys.trust))
+                digests.add(publish_release(folder, version, model="tiny", trust=keys.trust).digest)
         except BaseException as error:
             failures.append(error)
 
@@ -298,9 +298,9 @@ def test_a_publisher_killed_at_any_step_leaves_the_old_or_the_new(
     version: Path, tmp_path: Path, write_release: WriteRelease, keys: Keys, damaged: bool
 ) -> None:
     old, new = write_release("old", release=1), write_release("new", release=2)
-    expected = {publish_release(old, version, model="tiny", trust=keys.trust)}
+    expected = {publish_release(old, version, model="tiny", trust=keys.trust).digest}
     scratch = tmp_path / "scratch" / "1"
-    digest = publish_release(new, scratch, model="tiny", trust=keys.trust)
+    digest = publish_release(new, scratch, model="tiny", trust=keys.trust).digest
     expected.add(digest)
     if damaged:  # a broken copy of the new release lies there already, not serving
         (version / "releases" / digest).mkdir()
@@ -318,7 +318,7 @@ def test_a_publisher_killed_at_any_step_leaves_the_old_or_the_new(
     for place in places:
         seen.add(load_release(place, model="tiny", trust=keys.trust).digest)
         # and the next publisher finds nothing in its way, and clears what the killed one left
-        assert publish_release(new, place, model="tiny", trust=keys.trust) == digest
+        assert publish_release(new, place, model="tiny", trust=keys.trust).digest == digest
         assert load_release(place, model="tiny", trust=keys.trust).digest == digest
         assert leftovers(place) == []
     assert seen == expected
