@@ -24,7 +24,7 @@ IMPORTERS = {  # technology → the modules that may import it
     "tensorrt_rtx": set(),
     "pycuda": {"engines/cuda.py"},
     "cuda": {"engines/cuda_graphs.py"},
-    "torch": set(),
+    "torch": {"backend/sampling/torch_sampler.py"},
     "transformers": set(),
     "redis": set(),
     "lmdb": set(),

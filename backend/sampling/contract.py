@@ -4,19 +4,26 @@ Invariants
 - The token of a row depends on its logits, its parameters, its own history and (seed, position): never on
   the other rows of the call, nor on how many there are. Alone or batched, the same bits.
 - Logits are read only; they belong to the engine.
+- One definition for every form: the filters keep a set of tokens (see `nucleus`), and the token drawn with
+  the uniform u is the lowest id at which the cumulated weight of the kept tokens, in order of id, exceeds u
+  times their whole weight. Forms differ by the rounding of float32 weights only.
 
 Threads: one owner (the step loop).
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from backend.errors import EngineFailed
 from backend.generation import SamplingParams
+
+BROKEN: Final = "the engine returned NaN or infinite logits"
+NOTHING_ALLOWED: Final = "sampling: the mask and min_tokens leave no token to choose"
+"""What `failures` say."""
 
 
 class SamplerRow(Protocol):
@@ -62,12 +69,15 @@ class Sampler(Protocol):
 
     def sample(
         self,
-        logits: npt.NDArray[np.float32],
+        logits: Any,
         rows: Sequence[SamplerRow],
         *,
         allowed_mask: npt.NDArray[np.int32] | None = None,
     ) -> Sampled:
         """Choose a token for every row of `logits` [n, V]; the caller then calls `accept` on rows it keeps.
+
+        `logits` is the `array` of `engines.Logits`: float32 in numpy, or what exports
+        `__cuda_array_interface__` together with the stream that writes it.
 
         `allowed_mask` int32 [n, ⌈V/32⌉]: bit j of word w set = token 32·w + j may be chosen. Rows whose
         logits are NaN or +inf, or that have no token left to choose, come back in `failures`; the others are

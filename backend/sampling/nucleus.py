@@ -3,7 +3,8 @@
 Weights are exp((logit − largest) / temperature): the heaviest token weighs 1. The filters apply in this
 order, the one Hugging Face generation uses: top-k; top-p over what top-k left; min-p. The nucleus is the
 shortest run of the heaviest tokens whose mass reaches top_p (Holtzman et al. 2020): a token stays if the
-mass of those before it is below top_p. Ties go to the lower id.
+mass of those before it is below top_p. Ties go to the lower id. The draw inverts the cumulated weights of the
+kept tokens in order of id.
 """
 
 import math
@@ -77,10 +78,12 @@ def draw_candidates(weights: Floats, *, filters: Filters, u: Floats, totals: Flo
     goal = np.where(filters.top_p < 1, filters.top_p * whole, np.inf)
     keep = (mass - heaviest < goal[:, None]) & (heaviest > 0) & (heaviest >= filters.min_p[:, None])
     keep &= np.arange(last) < filters.top_k[:, None]
-    kept = keep.sum(axis=1)  # a run from the heaviest on; never empty, as the heaviest passes every filter
-    target = u * mass[rows, kept - 1]
-    pick = np.minimum((mass <= target[:, None]).sum(axis=1), kept - 1)
-    columns: Ints = order[rows, pick]
+    kept = np.zeros_like(weights)
+    np.put_along_axis(kept, order, heaviest * keep, axis=1)  # never empty: the heaviest passes every filter
+    drawn = np.cumsum(kept, axis=1)
+    whole_kept = drawn[:, -1:]
+    pick = (drawn <= u[:, None] * whole_kept).sum(axis=1)
+    columns: Ints = np.minimum(pick, (drawn < whole_kept).sum(axis=1))  # rounding may point past the mass
     return columns
 
 

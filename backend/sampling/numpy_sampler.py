@@ -10,17 +10,17 @@ randomness is one uniform from Philox(seed, position). Threads: one owner.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from backend.errors import EngineFailed
 from backend.generation import SamplingParams
-from backend.sampling.contract import Sampled, SamplerRow
+from backend.sampling.contract import BROKEN, NOTHING_ALLOWED, Sampled, SamplerRow
 from backend.sampling.nucleus import Filters, Floats, Ints, RowFilters, draw_candidates, draw_wide
 from backend.sampling.philox import uniforms as philox_uniforms
-from backend.sampling.rows import NumpyRow
+from backend.sampling.rows import SequenceRow
 
 SMALL_VOCABULARY: Final = 1024
 """Up to here every token is a candidate, and no row is cut."""
@@ -45,13 +45,13 @@ class _Draws:
     """The rows that draw (are not greedy) and their parameters; one entry per such row."""
 
     index: Ints
-    rows: list[NumpyRow]
+    rows: list[SequenceRow]
     scale: npt.NDArray[np.float32]
     filters: Filters
     seeds: npt.NDArray[np.uint64]
 
     @classmethod
-    def of(cls, rows: Sequence[NumpyRow], index: Sequence[int], vocab_size: int) -> "_Draws":
+    def of(cls, rows: Sequence[SequenceRow], index: Sequence[int], vocab_size: int) -> "_Draws":
         """Collect the parameters of rows[i] for i in `index`."""
         own = [rows[i] for i in index]
         params = [row.params for row in own]
@@ -73,7 +73,7 @@ class _Draws:
 class _Plan:
     """What stays the same while the same rows come again: which of them need what."""
 
-    rows: list[NumpyRow]
+    rows: list[SequenceRow]
     adjusting: list[int]
     wanting_logprobs: list[int]
     draws: _Draws
@@ -97,25 +97,31 @@ class NumpySampler:
         min_tokens: int = 0,
         eos_token_ids: Collection[int] = (),
         logprobs: bool = False,
-    ) -> NumpyRow:
+    ) -> SequenceRow:
         """Start a sequence (see Sampler.row)."""
-        return NumpyRow(params, prompt, min_tokens=min_tokens, eos_token_ids=eos_token_ids, logprobs=logprobs)
+        return SequenceRow(
+            params, prompt, min_tokens=min_tokens, eos_token_ids=eos_token_ids, logprobs=logprobs
+        )
 
     def sample(
-        self, logits: Logits, rows: Sequence[SamplerRow], *, allowed_mask: npt.NDArray[np.int32] | None = None
+        self, logits: Any, rows: Sequence[SamplerRow], *, allowed_mask: npt.NDArray[np.int32] | None = None
     ) -> Sampled:
-        """Choose a token for every row of `logits` float32 [n, V] (see Sampler.sample)."""
+        """Choose a token for every row of `logits` float32 [n, V] (see Sampler.sample).
+
+        Logits of a device come over by their `__array__`, all V of them for every row.
+        """
         plan = self._plan_of(rows)
+        logits = np.asarray(logits)
         assert logits.shape == (len(plan.rows), self._vocab_size)
         assert logits.dtype == np.float32
         with np.errstate(over="ignore", invalid="ignore"):  # −inf and huge logits are legal
             tokens, peaks = _heaviest(logits)
-            failures = {int(i): EngineFailed(_BROKEN) for i in np.flatnonzero(~np.isfinite(peaks))}
+            failures = {int(i): EngineFailed(BROKEN) for i in np.flatnonzero(~np.isfinite(peaks))}
             adjusted = _adjusted(logits, plan, allowed_mask)
             if adjusted is not logits:
                 tokens, peaks = _heaviest(adjusted)
                 for i in np.flatnonzero(~np.isfinite(peaks)):
-                    failures.setdefault(int(i), EngineFailed(_NOTHING_ALLOWED))
+                    failures.setdefault(int(i), EngineFailed(NOTHING_ALLOWED))
             if plan.draws.rows:
                 draws = _without(plan, failures, self._vocab_size) if failures else plan.draws
                 tokens[draws.index] = self._draw(adjusted, peaks, draws)
@@ -129,7 +135,7 @@ class NumpySampler:
         return self._plan
 
     def _make_plan(self, rows: Sequence[SamplerRow]) -> _Plan:
-        own = [row for row in rows if isinstance(row, NumpyRow)]
+        own = [row for row in rows if isinstance(row, SequenceRow)]
         assert len(own) == len(rows), "rows were made by another sampler"
         return _Plan(
             rows=own,
@@ -206,10 +212,6 @@ def _groups(cuts: dict[int, _Cut]) -> list[list[int]]:
     small = [j for j, cut in cuts.items() if len(cut.ids) <= SHARED_CANDIDATES]
     groups = [[j] for j, cut in cuts.items() if len(cut.ids) > SHARED_CANDIDATES]
     return [small, *groups] if small else groups
-
-
-_BROKEN: Final = "the engine returned NaN or infinite logits"
-_NOTHING_ALLOWED: Final = "sampling: the mask and min_tokens leave no token to choose"
 
 
 def _heaviest(logits: Logits) -> tuple[Ints, Logits]:

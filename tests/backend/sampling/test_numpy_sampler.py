@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from backend.errors import EngineFailed
 from backend.generation import SamplingParams
 from backend.sampling import NumpySampler
-from backend.sampling.rows import NumpyRow
+from backend.sampling.rows import SequenceRow
 
 PROMPT = np.array([1, 2, 3], np.int64)
 
@@ -65,7 +65,7 @@ def test_rows_do_not_see_each_other(size: int, scale: float, seed: int, order: l
     logits = random_logits(9, size, seed=seed, scale=scale)
     sampler = NumpySampler(size)
 
-    def fresh(index: int) -> NumpyRow:
+    def fresh(index: int) -> SequenceRow:
         row = sampler.row(mixed_params(index), PROMPT, logprobs=index % 2 == 0)
         for token in range(index):
             row.accept(token)
