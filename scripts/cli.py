@@ -14,6 +14,8 @@ from scripts import (
     install,
     keygen,
     probe,
+    releases,
+    rollback,
     run,
     secret,
     serve,
@@ -24,7 +26,10 @@ from scripts.console import complain
 from scripts.errors import CommandError
 from scripts.refusals import one_line_errors
 
-VERBS = (build, keygen, sign, verify, deploy, install, secret, serve, probe, demo, run, benchmarks)
+VERBS = (
+    build, keygen, sign, verify, deploy, rollback, releases, install, secret, serve, probe, demo, run,
+    benchmarks,
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:

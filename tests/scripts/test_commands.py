@@ -15,8 +15,8 @@ from scripts.console import seconds_text, size_text
 from scripts.demo import judge
 from scripts.errors import CommandError, RejectedError, UsageError
 from scripts.install import smoke_test
+from scripts.repository import version_folder
 from scripts.streamed_answer import StreamedAnswer
-from scripts.verify import version_folder
 
 
 @pytest.fixture

@@ -1,0 +1,161 @@
+"""Asks a running server which release answers, and watches it take up another one or refuse it.
+
+The answer to a request names its release (output `release`); that a swap was refused is on the metrics page.
+Requests made here are marked as probes, so they are kept out of request metrics.
+"""
+
+import argparse
+import http.client
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from scripts.arguments import port
+from scripts.triton_http import TritonHttp
+from scripts.triton_runtime import TritonAddress
+
+SHORT = 16
+"""Digits of a digest that answers and messages show."""
+
+_ASK_S = 5.0
+_POLL_S = 0.25
+_PUT_OFF = "drain"
+_REFUSALS = re.compile(r"tensorcache_swap_refusals_total\{([^}]*)\} ([0-9.e+]+)", re.ASCII)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """--url and --metrics-port: the server to ask what serves."""
+    group = parser.add_argument_group("the server to ask which release serves")
+    default = TritonAddress()
+    group.add_argument(
+        "--url",
+        type=server_url,
+        default=default,
+        metavar="HOST:PORT",
+        help=f"its HTTP endpoint (default {default.host}:{default.http_port})",
+    )
+    group.add_argument(
+        "--metrics-port", type=port, default=default.metrics_port, metavar="PORT", help="default %(default)s"
+    )
+
+
+def server_from(arguments: argparse.Namespace, model: str) -> "ServerView":
+    """The view of `model` that the arguments name."""
+    address = msgspec.structs.replace(arguments.url, metrics_port=arguments.metrics_port)
+    return ServerView(address, model)
+
+
+def server_url(text: str) -> TritonAddress:
+    """HOST:PORT, with or without http://."""
+    match = re.fullmatch(r"(?:http://)?([A-Za-z0-9._-]+):([0-9]{1,5})/?", text)
+    if match is None or not 1 <= int(match[2]) <= 65535:
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
+    return TritonAddress(host=match[1], http_port=int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server said. `release`: the first digits of the digest; "" if it told none, `reason` says why.
+
+    `reachable` False: nothing answers there. `loaded` False: the server is there and does not have the model.
+    """
+
+    release: str = ""
+    reason: str = ""
+    reachable: bool = True
+    loaded: bool = True
+
+
+class ServerView:
+    """One model on one server, from outside."""
+
+    def __init__(self, address: TritonAddress, model: str) -> None:
+        """`address`: its HTTP and metrics ports are used."""
+        self.url = f"{address.client_host}:{address.http_port}"
+        self._http = TritonHttp(address)
+        self._model = model
+
+    def ask(self) -> Served:
+        """Ask for one token and see who gives it."""
+        request = {"text_input": "Hi", "max_tokens": 1, "triton_probe": True}
+        try:
+            ready = self._http.call("GET", f"/v2/models/{self._model}/ready", limit_s=_ASK_S)
+            if ready.status != 200:
+                return Served(reason=f"{self._model} is not loaded there", loaded=False)
+            answer = self._http.call("POST", f"/v2/models/{self._model}/generate", request, limit_s=_ASK_S)
+        except TimeoutError:
+            return Served(reason=f"no answer within {_ASK_S:g} s")
+        except (OSError, http.client.HTTPException):
+            return Served(reason="no server answers", reachable=False)
+        release = _release_in(answer.body)
+        return Served(release) if release else Served(reason=f"{answer.error} ({answer.status})")
+
+    def swap_is_off(self) -> bool:
+        """Whether the model's configuration says that a new release waits for the next load."""
+        try:
+            answer = self._http.call("GET", f"/v2/models/{self._model}/config")
+            parameters = json.loads(answer.body).get("parameters", {})
+            return bool(parameters.get("swap", {}).get("string_value") == "off")
+        except (OSError, http.client.HTTPException, ValueError, AttributeError):
+            return False
+
+    def refusals(self) -> "Counter[str]":
+        """How often a swap of the model was refused, by the check that did; without those merely put off."""
+        counted: Counter[str] = Counter()
+        for labels, value in _REFUSALS.findall(self._http.metrics()):
+            named = dict(_LABEL.findall(labels))
+            if named.get("model") == self._model and named.get("reason", _PUT_OFF) != _PUT_OFF:
+                counted[named["reason"]] += int(float(value))
+        return counted
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How waiting ended: exactly one of `serves`, `refused_by` (the check's name) or neither: not yet."""
+
+    seconds: float
+    last: Served
+    serves: bool = False
+    refused_by: str = ""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Waits until a server answers with a release. Made before `current` moves: it counts new refusals."""
+
+    server: ServerView
+    clock: Callable[[], float]
+    pause: Callable[[float], None]
+    _before: "Counter[str]" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._before = self.server.refusals()
+
+    def wait(self, digest: str, *, limit_s: float, wanted: Callable[[], bool] = lambda: True) -> Outcome:
+        """Until it answers with `digest`, refuses it, `limit_s` is over, or it is no longer `wanted`."""
+        started = self.clock()
+        while True:
+            last = self.server.ask()
+            seconds = self.clock() - started
+            if last.release and digest.startswith(last.release):
+                return Outcome(seconds, last, serves=True)
+            new = self.server.refusals() - self._before
+            if new:
+                return Outcome(seconds, last, refused_by=next(iter(new)))
+            if seconds >= limit_s or not wanted():
+                return Outcome(seconds, last)
+            self.pause(min(_POLL_S, limit_s - seconds))
+
+
+def _release_in(body: bytes) -> str:
+    try:
+        decoded = json.loads(body)
+    except ValueError:
+        return ""
+    found = decoded.get("release", "") if isinstance(decoded, dict) else ""
+    return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{8,64}", found) else ""
