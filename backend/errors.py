@@ -5,6 +5,7 @@ BackendError
 ├── Overloaded       UNAVAILABLE: the queue is full, or the backend is closing
 ├── EngineFailed     INTERNAL: the engine failed the step this request was in
 ├── DecoderGone      UNAVAILABLE: the decoder that a facade asks has died, or does not answer
+├── BackendStuck     UNAVAILABLE: a thread of the backend hangs or has ended; it has to be loaded again
 └── ConfigError      the model does not load; names the key, the limit and the value
 """
 
@@ -34,6 +35,13 @@ class EngineFailed(BackendError):
 
 class DecoderGone(BackendError):
     """The decoder that a facade asks has died, or does not answer; the caller may try again later."""
+
+
+class BackendStuck(BackendError):
+    """A thread of the backend hangs or has ended. Supervisors know it by its first words."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the backend is stuck: {what}")
 
 
 class ConfigError(BackendError):

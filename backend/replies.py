@@ -7,12 +7,18 @@ Sending takes tens of microseconds and may wait for the caller, so the step loop
 one stream that pile up while this thread is busy are merged into one response: a slow thread costs
 granularity, not order.
 
+While the step loop says nothing, `fail_open` ends every stream in its place, and so each one that is watched
+before `reopen`: a request may have passed the door a moment before it was shut.
+
 Invariants
 - A stream's deltas are sent in order; FINAL follows its last one, always, also when a send fails.
+- What is said of a stream after its FINAL is dropped: a loop that comes back does not know that it ended.
 - A stream that was never given a ticket (refused at the door) is finished by whoever opened it, through
   `fail`.
+- `heartbeat` is the clock at the last round or send: it moves every IDLE_S unless a send hangs.
 
-Threads: `open`, `fail`, `deliver` from any; sending and polling on this thread alone.
+Threads: `open`, `watch`, `fail`, `deliver`, `fail_open`, `reopen` from any; sending and polling on this
+thread alone.
 """
 
 import logging
@@ -53,11 +59,21 @@ class ReplyStream:
     ticket: int | None = None
     unsent: list[Delta] = field(default_factory=list)
     cancelling: bool = False
+    ended: bool = False
+    """The last delta is here; `closed`: it was sent, and the caller must not be asked any more."""
     closed: bool = False
 
     def emit(self, delta: Delta) -> None:
         """Keep a delta until the end of the round."""
         self.unsent.append(delta)
+        self.ended = delta.finish is not None or delta.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shut:
+    """From here on no stream stays open; None: they may again."""
+
+    error: Exception | None
 
 
 class Replies:
@@ -70,14 +86,17 @@ class Replies:
         self._cancel = cancel
         self._after_round = after_round
         self._clock = clock
-        self._queue: SimpleQueue[list[tuple[ReplySink, Delta]] | ReplyStream | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[tuple[ReplySink, Delta]] | ReplyStream | _Shut | None] = SimpleQueue()
         self._streams: deque[ReplyStream] = deque()
-        self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
+        self._shut: Exception | None = None
+        self.thread = threading.Thread(target=self._run, name="replies", daemon=True)
         self._next_poll = 0.0
+        self.heartbeat = clock()
 
     def start(self) -> None:
         """Begin sending."""
-        self._thread.start()
+        self.heartbeat = self._clock()
+        self.thread.start()
 
     def open(self, sender: Sender) -> ReplyStream:
         """A stream to submit with; `watch` it once the step loop took it."""
@@ -96,16 +115,28 @@ class Replies:
         """Queue a batch; never blocks."""
         self._queue.put(batch)
 
-    def stop(self) -> None:
-        """Send what is queued, then end the thread. Idempotent; call it after the step loop has stopped."""
+    def fail_open(self, error: Exception) -> None:
+        """End every open stream with `error` and cancel its request; also those watched before `reopen`."""
+        self._queue.put(_Shut(error))
+
+    def reopen(self) -> None:
+        """Streams may stay open again."""
+        self._queue.put(_Shut(None))
+
+    def stop(self) -> bool:
+        """Send what is queued, then end the thread: False if a send hangs. Call it after the step loop's."""
         self._queue.put(None)
-        if self._thread.is_alive():
-            self._thread.join(JOIN_S)
+        if self.thread.is_alive():
+            self.thread.join(JOIN_S)
+            if self.thread.is_alive():
+                log.error("replies thread did not end within %.0f s: a send hangs", JOIN_S)
+        return not self.thread.is_alive()
 
     def _run(self) -> None:
         running = True
         while running:
             touched, running = self._collect()
+            self.heartbeat = self._clock()
             for stream in touched:
                 self._send(stream)
             now = self._clock()
@@ -124,18 +155,39 @@ class Replies:
             item = self._queue.get(timeout=POLL_S if self._streams else IDLE_S)
             while item is not None:
                 if isinstance(item, ReplyStream):
-                    self._streams.append(item)
+                    self._take_in(item, touched)
+                elif isinstance(item, _Shut):
+                    self._shut = item.error
+                    for stream in self._streams:
+                        self._end_unasked(stream, touched)
                 else:
                     for sink, delta in item:
-                        if isinstance(sink, ReplyStream) and not sink.unsent:
-                            touched.append(sink)
-                        sink.emit(delta)
+                        self._emit(sink, delta, touched)
                 item = self._queue.get_nowait()
             return touched, False
         except Empty:
             return touched, True
 
+    def _take_in(self, stream: ReplyStream, touched: list[ReplyStream]) -> None:
+        self._streams.append(stream)
+        self._end_unasked(stream, touched)
+
+    def _end_unasked(self, stream: ReplyStream, touched: list[ReplyStream]) -> None:
+        """While shut: tell the caller, and have the loop cancel the request should it come back."""
+        if self._shut is not None and not stream.ended:
+            self._emit(stream, Delta(error=self._shut), touched)
+            self._give_up(stream)
+
+    def _emit(self, sink: ReplySink, delta: Delta, touched: list[ReplyStream]) -> None:
+        if not isinstance(sink, ReplyStream):
+            sink.emit(delta)
+        elif not sink.ended:
+            if not sink.unsent:
+                touched.append(sink)
+            sink.emit(delta)
+
     def _send(self, stream: ReplyStream) -> None:
+        self.heartbeat = self._clock()
         delta = merge(stream.unsent)
         stream.unsent = []
         final = delta.finish is not None or delta.error is not None

@@ -102,6 +102,41 @@ def test_a_send_that_fails_cancels_and_harms_nobody_else(caplog):
     assert "the pipe is gone" in caplog.text
 
 
+def test_a_stream_that_ends_as_all_are_failed_gets_one_final():
+    replies = Replies(cancel=[].append, after_round=lambda: None, clock=time.monotonic)
+    before, after = Caller(), Caller()
+    first, second = replies.open(before), replies.open(after)
+    replies.watch(first, 1)
+    replies.watch(second, 2)
+    replies.deliver([(first, Delta(text="whole", **END))])
+    replies.fail_open(Overloaded("no more"))
+    replies.deliver([(second, Delta(text="late", **END))])
+    replies.start()
+    before.wait()
+    after.wait()
+    replies.stop()
+    assert (before.text, before.last.finish, before.finals) == ("whole", FinishReason.STOP, 1)
+    assert (after.text, str(after.last.error), after.finals) == ("", "no more", 1)
+
+
+def test_a_send_that_hangs_does_not_hold_up_the_end_for_ever(monkeypatch, caplog):
+    monkeypatch.setattr("backend.replies.JOIN_S", 0.05)
+    replies = start()
+    entered, opened = threading.Event(), threading.Event()
+
+    class Hanging(Caller):
+        def send(self, delta, *, final):
+            entered.set()
+            assert opened.wait(WAIT_S)
+
+    replies.deliver([(replies.open(Hanging()), Delta(**END))])
+    assert entered.wait(WAIT_S)
+    assert not replies.stop()
+    assert "a send hangs" in caplog.text
+    opened.set()
+    assert replies.stop()
+
+
 def test_a_refused_request_is_answered_without_a_ticket():
     replies = start()
     caller = Caller()
