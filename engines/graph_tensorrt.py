@@ -26,7 +26,7 @@ from onnx import TensorProto
 
 from engines.decoder import Decoder
 from engines.errors import BuildError
-from engines.int4 import INT4_BLOCK, pack_int4, quantise_int4
+from engines.int4 import INT4_BLOCK, Int4Weights
 from engines.onnx_emit import Array, EmittedGraph, GraphEmitter, as_bfloat16
 from engines.rope import rotary_tables
 
@@ -44,16 +44,22 @@ _ELEMENTS: dict[str, int] = {
 }
 
 
-def build_graph(decoder: Decoder, *, positions: int, precision: Precision) -> EmittedGraph:
+def build_graph(
+    decoder: Decoder, *, positions: int, precision: Precision, weight_errors: dict[str, float] | None = None
+) -> EmittedGraph:
     """The graph of `decoder` with S = `positions`; activations, KV and norms in `precision` (int4: float16).
 
-    The number of lanes is no property of the graph: batch, tokens and window are symbolic. Raises BuildError
-    where TensorRT could not run the result.
+    The number of lanes is no property of the graph: batch, tokens and window are symbolic. `weight_errors` is
+    filled while the weights are written, with the relative error of each that is rounded to 4 bits. Raises
+    BuildError where TensorRT could not run the result.
     """
     if precision not in get_args(Precision):
         raise BuildError(f"precision: {precision}, supported: {', '.join(get_args(Precision))}")
     _check_sizes(decoder, positions, precision)
-    return _Builder(decoder, positions, precision).build()
+    builder = _Builder(decoder, positions, precision)
+    if weight_errors is not None:
+        builder.int4.errors = weight_errors
+    return builder.build()
 
 
 def _check_sizes(decoder: Decoder, positions: int, precision: Precision) -> None:
@@ -108,7 +114,8 @@ class _Builder:
         self._config = decoder.config
         self._geometry = decoder.config.geometry
         self._positions = positions
-        self._int4 = precision == "int4"
+        self._is_int4 = precision == "int4"
+        self.int4 = Int4Weights(self._weights)
         self._element = _ELEMENTS[precision]
         self._emit = GraphEmitter("decoder")
 
@@ -212,7 +219,7 @@ class _Builder:
 
     def _linear(self, name: str, x: str, shape: tuple[int, int], *, bias: bool = False) -> str:
         """Multiply by the weight of canonical `shape` [out, in] (held as [in, out]) and add the bias."""
-        weight = self._int4_weight(name, shape) if self._int4 else self._transposed(name, shape)
+        weight = self._int4_weight(name, shape) if self._is_int4 else self._transposed(name, shape)
         y = self._emit.node("MatMul", [x, weight], f"{name}.matmul")
         if not bias:
             return y
@@ -223,18 +230,12 @@ class _Builder:
         return self._weight(f"{name}.t", shape[::-1], lambda: weights[name].T)
 
     def _int4_weight(self, name: str, shape: tuple[int, int]) -> str:
-        emit, weights = self._emit, self._weights
+        emit, int4 = self._emit, self.int4
         columns, rows = shape
-
-        def codes() -> Array:
-            return pack_int4(quantise_int4(weights[name].T)[0])
-
-        def scales() -> Array:
-            return quantise_int4(weights[name].T)[1]
-
+        scales = (rows // INT4_BLOCK, columns)
         parts = [
-            emit.weight(f"{name}.codes", TensorProto.INT4, (rows, columns), codes),
-            emit.weight(f"{name}.scales", self._element, (rows // INT4_BLOCK, columns), scales),
+            emit.weight(f"{name}.codes", TensorProto.INT4, (rows, columns), lambda: int4.codes(name)),
+            emit.weight(f"{name}.scales", self._element, scales, lambda: int4.scales(name)),
         ]
         return emit.node("DequantizeLinear", parts, f"{name}.t", axis=0, block_size=INT4_BLOCK)
 

@@ -1,12 +1,13 @@
 """Symmetric INT4 weights as TensorRT reads them: positive float16 scales, no zero points, blocks of inputs.
 
 The parser of TensorRT refuses UINT4 and any zero point other than zero, so weights are rounded anew from
-float32 here, whatever block format they came from; `int4_error` says what that cost.
+float32 here, whatever block format they came from; `Int4Weights.errors` says what that cost.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 
-from engines.decoder import Decoder
 from engines.onnx_emit import Array
 
 INT4_BLOCK = 32  # weights along the input dimension that share one scale
@@ -46,12 +47,36 @@ def pack_int4(codes: Array) -> Array:
     return np.asarray(pairs[:, 0] | (pairs[:, 1] << 4), dtype=np.uint8)
 
 
-def int4_error(decoder: Decoder) -> dict[str, float]:
-    """Relative error ‖quantised − exact‖ / ‖exact‖ of each linear layer weight, for a build report."""
-    report = {}
-    for name, weight in decoder.weights.items():
-        if name.startswith("layers.") and weight.ndim == 2:
-            exact = float(np.linalg.norm(weight))
-            difference = float(np.linalg.norm(dequantise_int4(*quantise_int4(weight.T)) - weight.T))
-            report[name] = difference / exact if exact else 0.0
-    return report
+class Int4Weights:
+    """Rounds weights by name, each once for its codes and then its scales.
+
+    `errors` fills as weights are rounded: ‖rounded − exact‖ / ‖exact‖ of each.
+    """
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        self._weights = weights
+        self._held: tuple[str, Array, Array] | None = None
+        self.errors: dict[str, float] = {}
+
+    def codes(self, name: str) -> Array:
+        """Packed codes of the transposed weight."""
+        return pack_int4(self._rounded(name)[0])
+
+    def scales(self, name: str) -> Array:
+        """Its scales; what was held for them is let go."""
+        scales = self._rounded(name)[1]
+        self._held = None
+        return scales
+
+    def _rounded(self, name: str) -> tuple[Array, Array]:
+        if self._held is None or self._held[0] != name:
+            exact = np.asarray(self._weights[name]).T
+            codes, scales = quantise_int4(exact)
+            self.errors[name] = _relative_error(dequantise_int4(codes, scales), exact)
+            self._held = (name, codes, scales)
+        return self._held[1], self._held[2]
+
+
+def _relative_error(rounded: Array, exact: Array) -> float:
+    norm = float(np.linalg.norm(exact))
+    return float(np.linalg.norm(rounded - exact)) / norm if norm else 0.0

@@ -140,7 +140,9 @@ def test_quantised_engines_are_nearer_to_the_float_one(
         )
 
     smoothed = error()
-    monkeypatch.setattr("engines.build.smooth", lambda decoder: SmoothedDecoder(decoder, embed_divisor=None))
+    monkeypatch.setattr(
+        "engines.build_onnxruntime.smooth", lambda decoder: SmoothedDecoder(decoder, embed_divisor=None)
+    )
     assert smoothed < share * error()
 
 
