@@ -70,12 +70,13 @@ def choose_release(version_dir: Path, wanted: str) -> str:
     """The digest of the one release whose number, or the beginning of whose digest, is `wanted`."""
     found = {digest for digest in _digests(version_dir) if _matches(version_dir, digest, wanted)}
     if len(found) != 1:
-        expected = (
-            f"one release with the number, or a digest that begins with, {shown(wanted)} "
-            f"(at least {_LEAST_PREFIX} digits of it)"
-        )
+        expected = f"one release whose number is {shown(wanted)}, or whose digest begins with it"
         some = ", ".join(sorted(digest[:16] for digest in found))
-        raise ReleaseError("rollback", expected=expected, found=some or "none")
+        raise ReleaseError(
+            "rollback",
+            expected=expected,
+            found=some or f"none (a digest needs {_LEAST_PREFIX} digits or more)",
+        )
     return found.pop()
 
 

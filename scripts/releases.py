@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.arguments import Verbs, add_verb, positive
-from scripts.console import say, show_table, size_text
+from scripts.console import say, size_text
 from scripts.errors import RejectedError
 from scripts.refusals import engine_refusals
 from scripts.repository import Repository, add_repository, repository_from
@@ -53,11 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.prune is not None:
             _prune(repository, version_dir, model, keep=arguments.prune, served=served, server=server)
         listed = list_releases(version_dir, model=model, trust=repository.trust)
-    show_table(f"releases of {model} in {version_dir}", COLUMNS, table_rows(listed, served))
+    say(f"releases of {model} in {version_dir}")
+    for line in aligned((COLUMNS, *table_rows(listed, served))):
+        say(line)
     for one in listed:
         if one.refusal is not None:
             say(f"refused      {one.digest[:SHORT]} {one.refusal}")
-    say(f"serves now   {_serving_text(served, listed)} at {server.url}")
+    say(f"serves now   {_serving_text(served, listed, server.url)}")
     return 0
 
 
@@ -79,6 +81,14 @@ def table_rows(listed: "Sequence[ListedRelease]", served: Served) -> list[tuple[
     ]
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with columns as wide as their widest cell: never cut or folded, so that logs and grep have all."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
 def _number(one: "ListedRelease") -> str:
     return "?" if one.manifest is None else str(one.release)
 
@@ -89,11 +99,13 @@ def _marks(one: "ListedRelease", served: Served) -> str:
     return ", ".join(mark for mark, given in marks.items() if given)
 
 
-def _serving_text(served: Served, listed: "Sequence[ListedRelease]") -> str:
+def _serving_text(served: Served, listed: "Sequence[ListedRelease]", url: str) -> str:
     if not served.release:
-        return f"nothing known ({served.reason})"
-    numbers = [one.release for one in listed if one.digest.startswith(served.release)]
-    return f"release {numbers[0]} ({served.release})" if numbers else f"{served.release}, which is not here,"
+        known = "unknown" if served.reachable and served.loaded else "nothing"
+        return f"{known} at {url} ({served.reason})"
+    numbers = [_number(one) for one in listed if one.digest.startswith(served.release)]
+    name = f"release {numbers[0]} ({served.release})" if numbers else f"{served.release}, which is not here,"
+    return f"{name} at {url}"
 
 
 def _prune(

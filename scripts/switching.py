@@ -22,9 +22,10 @@ DEFAULT_WAIT_S = 60.0
 _LOG_TAIL = 1 << 20
 
 WAITING = f"""
-Without --wait, a server that answers at --url with another release of this repository is given {DEFAULT_WAIT_S:g} s
-to take up the new one. With --wait SECONDS the exit code is 1 if it does not in time; --wait 0 only looks.
-If the server refuses the release the exit code is 1; `current` stays switched: `rollback` brings it back.
+Without --wait, a server that answers at --url with another release of this repository is given
+{DEFAULT_WAIT_S:g} s to take up the new one. With --wait SECONDS the exit code is 1 if it does not in time;
+--wait 0 only looks. If the server refuses the release the exit code is 1; `current` stays switched:
+`rollback` brings the old one back.
 """
 
 
