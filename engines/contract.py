@@ -1,8 +1,8 @@
 """What an engine is: the protocol, its spec, and the shapes that every implementation agrees on.
 
 A *lane* is one row of the engine's KV cache: contiguous room for one sequence of S positions. All KV is one
-allocation [layers, 2, lanes, kv_heads, S, head_dim]. Nothing outside `engines/` counts lanes: callers reserve
-and release them through `LanePool`.
+allocation [layers, 2, lanes, kv_heads, S, head_dim]. Nothing outside `engines/` counts lanes: callers
+reserve and release them through `LanePool`.
 
 Invariants
 - Position p of a lane is valid only if the caller wrote it by prefill, decode or import, in order from 0.
@@ -43,8 +43,8 @@ class EngineSpec:
     """Facts about a loaded engine that schedulers and caches build on.
 
     `positions` is S: `max_seq_len` plus at least one scratch position, rounded up to `block_tokens`.
-    `kv_identity` is 16 bytes; KV may be shared between engines if and only if it is equal. `kv_dtype` is the
-    type that carries KV: bfloat16, which numpy lacks, travels as uint16.
+    `kv_identity` is 16 bytes; KV may be shared between engines if and only if it is equal. `kv_dtype` of
+    bfloat16, which numpy lacks, is that of ml_dtypes.
     """
 
     model: str
@@ -119,14 +119,16 @@ class Engine(Protocol):
         ...
 
     def import_blocks(self, lane: LaneId, blocks: range, payloads: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Copy payloads (checked by the caller) into whole blocks of `lane`; the inverse of export_blocks."""
+        """Copy payloads (checked by the caller) into whole blocks of `lane`; the inverse of
+        export_blocks.
+        """
         ...
 
     def prewarm(self) -> Iterator[str]:
         """Run every shape class once, so that no request pays for a first use. Lanes must be idle.
 
-        Each turn of the iterator runs one and says which: between two, another engine may run a step. Raises
-        StepError.
+        Each turn of the iterator runs one and says which: between two, another engine may run a step.
+        Raises StepError.
         """
         ...
 

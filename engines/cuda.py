@@ -64,7 +64,7 @@ class Device:
         return int(free), int(total)
 
     def stream(self) -> "Stream":
-        """A new stream; it goes with the last reference to it, which must be dropped inside `current()`."""
+        """A new stream; its owner closes it."""
         return Stream(self._cuda)
 
     def allocate(self, nbytes: int) -> "DeviceMemory":
@@ -136,6 +136,10 @@ class Stream:
         self._stream = cuda.Stream(1)  # CU_STREAM_NON_BLOCKING: never waits for the default stream
         self.handle = int(self._stream.handle)
 
+    def close(self) -> None:
+        """Let go of it, inside `current()`, after the work in it is done. Idempotent."""
+        self._stream = None
+
     def synchronise(self) -> None:
         """Wait until everything issued so far is done."""
         self._stream.synchronize()
@@ -194,6 +198,10 @@ class Event:
     def record(self) -> None:
         """Mark: everything issued before this."""
         self._event.record(self._stream)
+
+    def close(self) -> None:
+        """Let go of it, inside `current()`. Idempotent."""
+        self._event = self._stream = None
 
     def wait(self) -> None:
         """Until the last mark is reached; at once where there is none."""

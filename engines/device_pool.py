@@ -1,5 +1,6 @@
-"""The KV of all lanes in one allocation on the device, [layers, k|v, lanes, kv_heads, S, head_dim], and
-block copies in and out of it.
+"""The KV of all lanes in one allocation on the device, and block copies in and out of it.
+
+The pool is [layers, k|v, lanes, kv_heads, S, head_dim].
 
 A block is `block_tokens` positions of a lane, one strided copy: on the host its payload [layers, k|v,
 kv_heads, block_tokens, head_dim] lies without gaps, on the device every row of it (one head's positions)
@@ -92,8 +93,7 @@ class DevicePool:
 
 
 class SharedLayer:
-    """Room for one layer's keys of all lanes, which stands for every layer: for steps whose result nobody
-    reads.
+    """Room for one layer's keys of all lanes, standing for every layer where nobody reads the result.
 
     An engine that warms up beside another, whose lanes it will adopt, runs its widest steps on this.
     """

@@ -5,21 +5,16 @@ from typing import Any
 import numpy as np
 
 from engines.contract import EngineSpec
-from engines.errors import ReleaseError
+from engines.driver import GPU_EXTRAS
+from engines.errors import DeviceError, ReleaseError
 from engines.manifest import EngineManifest
 from engines.options import EngineOptions
-
-# numpy has no bfloat16; nothing outside the GPU computes with KV, so its bytes travel as integers of that
-# size
-_STORED_AS = {"bfloat16": "uint16"}
 
 
 def engine_spec(
     manifest: EngineManifest, options: EngineOptions, digest: str, *, kv_identity: bytes
 ) -> EngineSpec:
-    """What the engine is, if its lanes are made for it. ReleaseError names the option that is out of
-    range.
-    """
+    """What the engine will be. ReleaseError names the option that is out of range."""
     lanes = manifest.lanes if options.lanes is None else options.lanes
     max_seq_len = manifest.max_seq_len if options.max_seq_len is None else options.max_seq_len
     if options.threads < 0:
@@ -36,7 +31,7 @@ def engine_spec(
         digest=digest,
         kv_identity=kv_identity,
         geometry=manifest.geometry,
-        kv_dtype=kv_storage(manifest.kv_dtype),
+        kv_dtype=kv_type(manifest.kv_dtype),
         block_tokens=manifest.block_tokens,
         lanes=lanes,
         max_seq_len=max_seq_len,
@@ -53,6 +48,12 @@ def cache_positions(max_seq_len: int, block_tokens: int) -> int:
     return -(-(max_seq_len + 1) // block_tokens) * block_tokens
 
 
-def kv_storage(kv_dtype: str) -> "np.dtype[Any]":
-    """The numpy type that carries KV of a manifest's `kv_dtype`; the manifest says what the bytes mean."""
-    return np.dtype(_STORED_AS.get(kv_dtype, kv_dtype))
+def kv_type(kv_dtype: str) -> "np.dtype[Any]":
+    """The numpy type of a manifest's `kv_dtype`; numpy itself has no bfloat16. DeviceError."""
+    if kv_dtype != "bfloat16":
+        return np.dtype(kv_dtype)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise DeviceError(f"bfloat16: expected the package ml_dtypes, found none: {GPU_EXTRAS}") from error
+    return np.dtype(ml_dtypes.bfloat16)

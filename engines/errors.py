@@ -18,9 +18,7 @@ class BuildError(EngineError):
 
 
 class DeviceError(EngineError):
-    """The GPU cannot be used, or a call of its driver failed; says what to install where that is the
-    cause.
-    """
+    """The GPU cannot be used, or a call of its driver failed; says what to install if that helps."""
 
 
 class DeviceMemoryError(DeviceError):

@@ -39,8 +39,8 @@ def at_once(job: Callable[[], T], /) -> T:
 
 
 logger = logging.getLogger(__name__)
-SUPPORTED_RUNTIMES = ("onnxruntime",)
 _PURPOSE = "open the engine (fewer lanes or a smaller max_seq_len need less)"
+_PLAN_HOST_BYTES = 512 << 20  # an allowance for TensorRT, pinned buffers and the driver: not measured
 _KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -52,7 +52,8 @@ def open_engine(
     run: Runner = at_once,
     available: AvailableMemory = available_bytes,
 ) -> Engine:
-    """The engine of `release`, warm and proven. Raises ReleaseError (runtime, memory, golden …), StepError.
+    """The engine of `release`, warm and proven. ReleaseError (memory, contract, golden …), StepError,
+    DeviceError (no driver, no GPU, no GPU libraries).
 
     The engine has its own copy of what it needs: drop the release afterwards, or its bytes stay in memory
     twice. `beside`: an engine serves meanwhile; if its lanes are ours (`shares_kv`), room for them is not
@@ -84,22 +85,42 @@ def open_engine(
 
 
 def _create(release: VerifiedRelease, options: EngineOptions, beside: EngineSpec | None) -> Engine:
-    if release.manifest.runtime == "onnxruntime":
-        # imported here: only a process that opens such an engine needs its runtime
-        from engines.ort import OrtEngine
+    if release.manifest.runtime == "tensorrt":
+        return _create_on_gpu(release, options, beside)
+    # imported here: only a process that opens such an engine needs its runtime
+    from engines.ort import OrtEngine
 
-        # its pool takes memory page by page: beside another engine nothing needs to be left out
-        return OrtEngine(release.manifest, release.files, options=options, digest=release.digest)
-    raise ReleaseError(
-        "runtime",
-        expected=f"one that this build can open ({', '.join(SUPPORTED_RUNTIMES)})",
-        found=f"{release.manifest.runtime} (build the release with --target {SUPPORTED_RUNTIMES[0]})",
+    # its pool takes memory page by page: beside another engine nothing needs to be left out
+    return OrtEngine(release.manifest, release.files, options=options, digest=release.digest)
+
+
+def _create_on_gpu(release: VerifiedRelease, options: EngineOptions, beside: EngineSpec | None) -> Engine:
+    # imported here: only a process that opens such an engine needs the GPU's libraries
+    from engines.driver import require_driver
+    from engines.plan_header import check_plan
+    from engines.tensorrt_engine import TensorRTEngine
+    from engines.trt import library_version
+
+    manifest = release.manifest
+    gpu = require_driver(options.device)
+    check_plan(
+        manifest,
+        release.files[manifest.graph],
+        library=library_version(),
+        compute_capability=gpu.compute_capability,
+        gpu_name=gpu.name,
     )
+    return TensorRTEngine(manifest, release.files, options=options, digest=release.digest, beside=beside)
 
 
 def _opening_bytes(release: VerifiedRelease, options: EngineOptions) -> int:
-    """The runtime's own copy of graph and weights, and the KV of all lanes."""
+    """Host memory: the runtime's own copy of graph and weights, and the KV of all lanes.
+
+    A plan's weights and KV go to the GPU, and the bytes that it is read from are in memory already.
+    """
     manifest = release.manifest
+    if manifest.runtime == "tensorrt":
+        return _PLAN_HOST_BYTES
     geometry = manifest.geometry
     lanes = manifest.lanes if options.lanes is None else options.lanes
     positions = (

@@ -14,7 +14,8 @@ import pytest
 
 from engines import opening
 from engines.contract import LaneId, Logits
-from engines.errors import ReleaseError, StepError
+from engines.driver import require_driver
+from engines.errors import DeviceError, ReleaseError, StepError
 from engines.loading import VerifiedRelease, load_release_dir
 from engines.manifest import Golden, TensorRTInfo, parse_manifest
 from engines.opening import open_engine
@@ -265,13 +266,20 @@ def test_a_step_that_fails_while_opening_closes_the_engine(
     assert len(closed) == 2
 
 
-def test_a_runtime_that_is_not_in_this_build_says_which_are(write_release: WriteRelease, keys: Keys) -> None:
+def test_a_plan_without_a_driver_says_what_to_install(
+    write_release: WriteRelease, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_library(name: str) -> object:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(
+        "engines.driver.require_driver", lambda at: require_driver(at, open_library=no_library)
+    )
     info = TensorRTInfo(version="10.15.1", compute_capability="8.0", gpu_name="any", profiles=())
     release = load_release_dir(write_release(runtime="tensorrt", tensorrt=info), trust=keys.trust)
-    error = refused(release)
-    assert error.step == "runtime"
-    assert "onnxruntime" in error.expected
-    assert "tensorrt" in error.found
+    with pytest.raises(DeviceError, match="install the driver on this machine") as caught:
+        open_engine(release, EngineOptions())
+    assert "tensorcache[gpu-cu13]" in str(caught.value)
 
 
 def test_too_little_memory_is_refused_before_the_runtime_starts(

@@ -1,0 +1,58 @@
+"""How much device memory an engine needs, told and checked before it is taken."""
+
+from dataclasses import dataclass
+
+from engines.contract import EngineSpec
+from engines.device_pool import kv_bytes, layer_bytes
+from engines.errors import ReleaseError
+from engines.manifest import EngineManifest
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNeed:
+    """Bytes by what they are for; what kernels' code will take is not known before."""
+
+    weights: int
+    activations: int
+    kv: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.activations + self.kv + self.buffers
+
+    def __str__(self) -> str:
+        return (
+            f"{self.total} bytes of device memory (weights {self.weights}, activations {self.activations}, "
+            f"KV {self.kv}, buffers {self.buffers})"
+        )
+
+
+def device_need(spec: EngineSpec, manifest: EngineManifest, *, adopts: bool) -> DeviceNeed:
+    """What the engine `spec` will take; `adopts`: its lanes are there already, but it warms up on a few."""
+    built = manifest.tensorrt.profiles if manifest.tensorrt is not None else ()
+    kv = kv_bytes(spec, lanes=spec.lanes)
+    if adopts:
+        kv = kv_bytes(spec, lanes=1) + (layer_bytes(spec) if spec.lanes > 1 else 0)
+    return DeviceNeed(
+        weights=manifest.files[manifest.graph].size,
+        activations=max((profile.activation_bytes for profile in built), default=0),
+        kv=kv,
+        buffers=2 * logits_bytes(spec),
+    )
+
+
+def logits_bytes(spec: EngineSpec) -> int:
+    """Bytes of the logits of every lane."""
+    return spec.lanes * spec.geometry.vocab_size * 4
+
+
+def require_device_memory(need: DeviceNeed, *, free: int) -> None:
+    """Refuse with ReleaseError (step "gpu_memory") what does not fit."""
+    if need.total > free:
+        raise ReleaseError(
+            "gpu_memory",
+            expected=f"{need}; fewer lanes need less",
+            found=f"{free} bytes free",
+        )
