@@ -32,7 +32,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from engines.contract import Engine, EngineSpec, Geometry, LaneId, Logits, shares_kv
-from engines.errors import BuildError, EngineError, ReleaseError, StepError
+from engines.device_memory import DeviceMemoryUse, device_memory_use
+from engines.errors import BuildError, DeviceError, EngineError, ReleaseError, StepError
 from engines.lanes import LanePool
 from engines.loading import (
     ReleaseFacts,
@@ -43,8 +44,9 @@ from engines.loading import (
     load_release_dir,
 )
 from engines.manifest import EngineManifest
-from engines.opening import open_engine
+from engines.opening import Runner, open_engine
 from engines.options import EngineOptions
+from engines.page_locking import NoPageLocker, PageLocker, open_page_locker
 from engines.publishing import Switch, publish_release, roll_back
 from engines.recheck import Difference, Pace, Rehash, compare_release, rehash_release
 from engines.release_list import ListedRelease, list_releases, prune_releases
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BuildError",
     "BuildOptions",
+    "DeviceError",
+    "DeviceMemoryUse",
     "Difference",
     "Engine",
     "EngineError",
@@ -70,10 +74,13 @@ __all__ = [
     "LanePool",
     "ListedRelease",
     "Logits",
+    "NoPageLocker",
     "Pace",
+    "PageLocker",
     "Rehash",
     "ReleaseError",
     "ReleaseFacts",
+    "Runner",
     "StepError",
     "Switch",
     "TrustSettings",
@@ -82,6 +89,7 @@ __all__ = [
     "compare_release",
     "current_digest",
     "demo_gguf",
+    "device_memory_use",
     "generate_signing_key",
     "inspect_release",
     "key_fingerprints",
@@ -91,6 +99,7 @@ __all__ = [
     "load_release",
     "load_release_dir",
     "open_engine",
+    "open_page_locker",
     "prune_releases",
     "publish_release",
     "rehash_release",

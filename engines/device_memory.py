@@ -1,8 +1,9 @@
-"""How much device memory an engine needs, told and checked before it is taken."""
+"""Device memory: what an engine needs of it, checked before it is taken, and how much of it is in use."""
 
 from dataclasses import dataclass
 
 from engines.contract import EngineSpec
+from engines.cuda import open_device
 from engines.device_pool import kv_bytes, layer_bytes
 from engines.errors import ReleaseError
 from engines.manifest import EngineManifest
@@ -56,3 +57,19 @@ def require_device_memory(need: DeviceNeed, *, free: int) -> None:
             expected=f"{need}; fewer lanes need less",
             found=f"{free} bytes free",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemoryUse:
+    """Bytes of a GPU's memory, whoever uses them."""
+
+    used: int
+    total: int
+
+
+def device_memory_use(ordinal: int) -> DeviceMemoryUse:
+    """How full the GPU `ordinal` is now. From any thread. DeviceError."""
+    device = open_device(ordinal)
+    with device.current():
+        free, total = device.memory()
+    return DeviceMemoryUse(used=total - free, total=total)
