@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from engines.build_files import Progress, map_file
-from engines.build_options import BuildOptions, Built, PlanOptions, check_options
+from engines.build_options import BuildOptions, Built, PlanOptions, check_options, check_precision
 from engines.contract import CONTRACT_VERSION, Engine
 from engines.decoder import Decoder, kv_digest
 from engines.golden import GOLDEN_MARGIN, find_golden
@@ -39,7 +39,8 @@ _READ_BYTES = 1 << 20
 
 
 def require_target(options: BuildOptions) -> None:
-    """Refuse, before any weight is read, a target that this machine cannot build for. DeviceError."""
+    """Refuse, before any weight is read, what this machine cannot build. BuildError, DeviceError."""
+    check_precision(options)
     if options.target == "tensorrt":
         from engines.build_tensorrt import require_gpu
 

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast
 
 import msgspec
 
 from engines.decoder import Decoder
 from engines.engine_spec import cache_positions
 from engines.errors import BuildError
+from engines.graph_onnxruntime import Precision as OrtPrecision
 from engines.graph_onnxruntime import check_decoder
 from engines.manifest import MODEL_NAME, MODEL_NAME_RULE, TensorRTInfo
 from engines.release_folder import shown
@@ -17,7 +18,10 @@ Target = Literal["onnxruntime", "tensorrt"]
 Precision = Literal["int8", "int4", "fp32", "float16", "bfloat16"]
 KvDtype = Literal["float32", "float16", "bfloat16"]
 
-PLAN_PRECISIONS: tuple[Precision, ...] = ("float16", "bfloat16", "int4")
+PRECISIONS: dict[Target, tuple[Precision, ...]] = {
+    "onnxruntime": ("int8", "int4", "fp32"),
+    "tensorrt": ("float16", "bfloat16", "int4"),
+}
 _KV_DTYPES: dict[Precision, KvDtype] = {"float16": "float16", "bfloat16": "bfloat16", "int4": "float16"}
 _KV_ALIGNMENT = 256  # bytes; a lane's slice of a cache tensor must start at a multiple of it
 
@@ -74,13 +78,22 @@ class Built:
     tensorrt: TensorRTInfo | None = None
 
 
+def check_precision(options: BuildOptions) -> None:
+    """Raise BuildError for an unknown target or precision: all that can be said without weights."""
+    if options.target not in PRECISIONS:
+        raise BuildError(f"target: must be one of {', '.join(PRECISIONS)}, got {options.target!r}")
+    supported = PRECISIONS[options.target]
+    if options.precision not in supported:
+        known = f"one of {', '.join(supported)} for {options.target}"
+        raise BuildError(f"precision: must be {known}, got {options.precision!r}")
+
+
 def check_options(decoder: Decoder, options: BuildOptions, *, model: str, release: int) -> None:
     """Raise BuildError at the first option, or size of the decoder, that no engine can be built with."""
     config, g = decoder.config, decoder.config.geometry
-    if options.target not in get_args(Target):
-        raise BuildError(f"target: must be one of {', '.join(get_args(Target))}, got {options.target!r}")
+    check_precision(options)
     if options.target == "onnxruntime":
-        check_decoder(decoder, options.precision)  # type: ignore[arg-type]  # it refuses those of the other target
+        check_decoder(decoder, cast(OrtPrecision, options.precision))
     else:
         _check_plan(decoder, options)
     if not MODEL_NAME.fullmatch(model):
@@ -102,9 +115,6 @@ def check_options(decoder: Decoder, options: BuildOptions, *, model: str, releas
 
 def _check_plan(decoder: Decoder, options: BuildOptions) -> None:
     g = decoder.config.geometry
-    if options.precision not in PLAN_PRECISIONS:
-        supported = ", ".join(PLAN_PRECISIONS)
-        raise BuildError(f"precision: must be one of {supported} for tensorrt, got {options.precision!r}")
     if g.query_heads % g.kv_heads:
         raise BuildError(f"query_heads: must be a multiple of kv_heads {g.kv_heads}, got {g.query_heads}")
     _in_range("workspace_bytes", options.plan.workspace_bytes, 0, 2**50)

@@ -1,28 +1,29 @@
-"""`tensorcache build`: make a release folder (graph, weights, tokenizer, engine.json) from weights."""
+"""`tensorcache build`: make a release folder (graph or plan, tokenizer, engine.json) from weights."""
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from scripts.arguments import Verbs, add_verb, path, positive
-from scripts.console import progress_bar, say, show_table, size_text
+from scripts.build_report import show_built
+from scripts.console import progress_bar
 from scripts.errors import UsageError
 from scripts.refusals import engine_refusals
 from scripts.scratch import put_in_place, scratch_for
 from scripts.sources import load_decoder
 
 if TYPE_CHECKING:
-    from engines import EngineManifest
+    from engines import BuildOptions
+    from engines.build_options import Precision
 
 EXAMPLES = """
   tensorcache build demo --out build/engine/smollm2 --model smollm2
   tensorcache build llama.gguf --out build/engine/llama --model llama --precision int8 --lanes 16
   tensorcache build ./Qwen3-0.6B --out build/engine/qwen3 --model qwen3 --max-seq-len 8192 --release 2
-  tensorcache build ./Qwen3-8B --target tensorrt --precision float16 --out build/qwen3-onnx
+  tensorcache build ./Qwen3-8B --out build/engine/qwen3 --target tensorrt --precision bfloat16 --lanes 32
 """
-_BLOCK_TOKENS = 32
-_PREFILL_TOKENS = 512
-TARGETS = ("onnxruntime", "tensorrt")
+TARGETS = {"onnxruntime": "int8", "tensorrt": "float16"}  # → its default precision
+_GIB = 1 << 30
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -38,48 +39,63 @@ def add_parser(verbs: Verbs) -> None:
         "--model", help="the name it is for and will be signed for (default: the name of --out)"
     )
     parser.add_argument("--release", type=positive, default=1, help="increasing number (default %(default)s)")
-    parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help="runtime (default %(default)s)")
     parser.add_argument(
-        "--precision", help="onnxruntime: int8 (default), int4, fp32; tensorrt: float16 (default) …"
+        "--target", choices=tuple(TARGETS), default="onnxruntime", help="runtime (default %(default)s)"
+    )
+    parser.add_argument(
+        "--precision",
+        help="onnxruntime: int8 (default), int4, fp32; tensorrt: float16 (default), bfloat16, int4",
     )
     parser.add_argument("--lanes", type=positive, default=8, help="sequences at a time (default %(default)s)")
     parser.add_argument(
         "--max-seq-len", type=positive, default=4096, help="tokens a sequence (default %(default)s)"
     )
+    parser.add_argument(
+        "--max-prefill-tokens",
+        type=positive,
+        default=512,
+        help="longest part of a prompt computed at once; its activations take memory (default %(default)s)",
+    )
+    _add_plan_options(parser)
     parser.set_defaults(handler=run)
 
 
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tensorrt only: built on the GPU that will serve")
+    group.add_argument("--device", type=int, default=0, help="number of the GPU (default %(default)s)")
+    group.add_argument(
+        "--plan-for",
+        choices=("gpu", "capability"),
+        default="gpu",
+        help="this very model of GPU (default), or every one of its compute capability, perhaps slower",
+    )
+    group.add_argument(
+        "--workspace", type=positive, metavar="GIB", help="bound of one kernel's scratch memory"
+    )
+    group.add_argument(
+        "--timing-cache",
+        type=path,
+        metavar="FOLDER",
+        help="where measured kernel times are kept (default: .timing beside --out)",
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Build and say what it costs to serve; the tensorrt target ends at the graph for TensorRT's builder."""
+    """Build, and say what it costs to serve."""
     out: Path = arguments.out
-    _refuse_foreign(out)
+    if out.exists() and not (out / "engine.json").is_file():
+        raise UsageError(f"{out} exists and is no release: it will not be replaced")
     with engine_refusals():
-        if arguments.target == "tensorrt":
-            return _build_tensorrt_graph(arguments)
-        manifest = _build_release(arguments)
-    _show(out, manifest)
+        _build(arguments, out)
+        show_built(out)
     return 0
 
 
-def _refuse_foreign(out: Path) -> None:
-    """Only a folder that this verb wrote is ever replaced."""
-    if out.exists() and not ((out / "engine.json").is_file() or (out / "graph.onnx").is_file()):
-        raise UsageError(f"{out} exists and is no release: it will not be replaced")
+def _build(arguments: argparse.Namespace, out: Path) -> None:
+    from engines.build import build_release, require_target
 
-
-def _build_release(arguments: argparse.Namespace) -> "EngineManifest":
-    import msgspec
-
-    from engines import EngineManifest, build_release
-    from engines.build import BuildOptions
-
-    out: Path = arguments.out
-    options = BuildOptions(
-        precision=arguments.precision or "int8",
-        lanes=arguments.lanes,
-        max_seq_len=arguments.max_seq_len,
-        max_prefill_tokens=min(_PREFILL_TOKENS, arguments.max_seq_len),
-    )
+    options = _options(arguments, out)
+    require_target(options)  # before gigabytes are read for nothing
     with scratch_for(out, work="build") as scratch, progress_bar() as progress:
         task = progress.add_task("read weights", total=1.0)
         decoder = load_decoder(arguments.source, max_seq_len=arguments.max_seq_len)
@@ -93,46 +109,23 @@ def _build_release(arguments: argparse.Namespace) -> "EngineManifest":
         )
         put_in_place(folder, out, scratch=scratch)
         progress.update(task, description=f"{out.name}: built", completed=1.0)
-    return msgspec.json.decode((out / "engine.json").read_bytes(), type=EngineManifest)
 
 
-def _show(out: Path, manifest: "EngineManifest") -> None:
-    geometry = manifest.geometry
-    per_token = geometry.layers * 2 * geometry.kv_heads * geometry.head_dim
-    per_token *= 4 if manifest.kv_dtype == "float32" else 2
-    lane = per_token * manifest.max_seq_len
-    rows = [
-        ("weights and graph", size_text(sum(entry.size for entry in manifest.files.values()))),
-        ("KV of one lane", f"{size_text(lane)} ({manifest.max_seq_len} tokens)"),
-        (f"KV of {manifest.lanes} lanes", size_text(lane * manifest.lanes)),
-        ("KV of one cached token", size_text(per_token)),
-        ("cached tokens in one GiB", f"{(1 << 30) // per_token}"),
-    ]
-    title = f"{manifest.model} release {manifest.release} ({manifest.runtime}, {manifest.precision})"
-    show_table(title, ("what", "size"), rows)
-    say(f"release      {out}")
+def _options(arguments: argparse.Namespace, out: Path) -> "BuildOptions":
+    from engines.build import BuildOptions, PlanOptions
 
-
-def _build_tensorrt_graph(arguments: argparse.Namespace) -> int:
-    """graph.onnx and its weights for TensorRT's own builder, which makes the plan where its GPU is."""
-    from engines.graph_tensorrt import build_graph
-    from engines.onnx_emit import WEIGHTS_FILE
-    from engines.ort import cache_positions
-
-    out: Path = arguments.out
-    with scratch_for(out, work="build") as scratch, progress_bar() as progress:
-        task = progress.add_task("read weights", total=2)
-        decoder = load_decoder(arguments.source, max_seq_len=arguments.max_seq_len)
-        positions = cache_positions(arguments.max_seq_len, _BLOCK_TOKENS)
-        graph = build_graph(decoder, positions=positions, precision=arguments.precision or "float16")
-        progress.update(task, description="write graph", completed=1)
-        made = scratch / "graph"
-        made.mkdir()
-        (made / "graph.onnx").write_bytes(graph.model_bytes())
-        with (made / WEIGHTS_FILE).open("wb") as file:
-            size = graph.write_weights(file)
-        put_in_place(made, out, scratch=scratch)
-        progress.update(task, completed=2)
-    say(f"graph        {out / 'graph.onnx'}: S = {positions}, weights {size_text(size)}")
-    say("next         build the plan on its GPU with TensorRT 10.15 or later")
-    return 0
+    return BuildOptions(
+        target=arguments.target,
+        precision=cast(
+            "Precision", arguments.precision or TARGETS[arguments.target]
+        ),  # checked by the builder
+        lanes=arguments.lanes,
+        max_seq_len=arguments.max_seq_len,
+        max_prefill_tokens=min(arguments.max_prefill_tokens, arguments.max_seq_len),
+        plan=PlanOptions(
+            device=arguments.device,
+            workspace_bytes=(arguments.workspace or 0) * _GIB,
+            timing_cache=arguments.timing_cache or out.parent / ".timing",
+            built_for=arguments.plan_for,
+        ),
+    )

@@ -110,7 +110,7 @@ def test_identity_fields_cannot_run_into_each_other() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"precision": "int3"}, "precision: must be one of int8, int4, fp32, got 'int3'"),
+        ({"precision": "int3"}, "precision: must be one of int8, int4, fp32 for onnxruntime, got 'int3'"),
         ({"block_tokens": 24}, "block_tokens: must be a power of two in 8 … 512, got 24"),
         ({"block_tokens": 4}, "block_tokens: must be a power of two in 8 … 512, got 4"),
         ({"lanes": 0}, "lanes: must be in 1 … 1024, got 0"),
