@@ -3,11 +3,16 @@
 Triton's own health is not enough: after the process behind a decoupled model died, Triton goes on answering
 "ready" and never restarts it. So the supervisor looks at three things: is the server process there, is each
 model's stub process there, does each model give a token. A model whose stub is gone is unloaded and loaded
-again (a plain load of an unchanged model restarts nothing); a silent one is killed first; a server that ended
-is started again.
+again (a plain load of an unchanged model restarts nothing); a stuck or silent one is killed first; a server
+that ended is started again.
+
+Triton never ends the open streams of a process that is gone, not even when its model is unloaded: their
+clients wait until their own limit. Only the end of the server hangs up on them. So a server whose one decoder
+is gone is started again as a whole, which takes no longer; with several decoders the others matter more.
 
 Invariants
 - A busy model is not a dead one: see liveness.
+- A model that somebody unloaded stays unloaded.
 - The server's own end is noticed within a tick, also while Triton is asked to load. A stub inherits Triton's
   sockets and keeps them open, so after that end a caller waits for an answer until its time is up.
 - Every wait has a limit, and tries follow each other with a bounded back-off.
@@ -108,11 +113,12 @@ class Supervisor:
             return
         try:
             self._check_stubs(server)
-            now = self._around.clock()
-            if now >= self._next_probe:
-                self._next_probe = now + self._settings.probe_every_s
+            if self._around.clock() >= self._next_probe:
+                self._next_probe = self._around.clock() + self._settings.probe_every_s
                 self._cleanup(frozenset(stub.pid for stub in server.stubs()))
                 self._check_tokens(server)
+                if self._liveness.in_doubt:
+                    self._next_probe = self._around.clock() + self._settings.doubt_every_s
         except _ServerEnded as ended:
             self._restart(str(ended))
 
@@ -156,10 +162,7 @@ class Supervisor:
 
     def _raise_if_refused(self) -> None:
         """A model that failed to load never becomes ready: say why at once."""
-        try:
-            index = self._control.repository_index()
-        except (OSError, TritonError):
-            return  # the endpoint is not up yet
+        index = self._index() or {}  # the endpoint may not be up yet
         for model in self._models:
             state, reason = index.get(model, ("", ""))
             if state == "UNAVAILABLE" and reason:
@@ -170,10 +173,10 @@ class Supervisor:
         stubs = server.stubs()
         for model, watch in self._watches.items():
             living = [stub for stub in stubs if stub.model == model]
-            gone = not living and self._control.model_ready(model)
+            gone = not living and (self._index() or {}).get(model, ("", ""))[0] == "READY"
             watch.missing_ticks = watch.missing_ticks + 1 if gone else 0
             if watch.missing_ticks >= 2:
-                self._reload(server, model, why="its process died")
+                self._bring_back(server, model, why="its process died")
             self._end_lingering(server, watch, sorted(living, key=lambda stub: stub.started)[:-1])
 
     def _end_lingering(self, server: Server, watch: _Watch, older: list[StubProcess]) -> None:
@@ -190,31 +193,46 @@ class Supervisor:
                 server.kill_stub(stub)
 
     def _check_tokens(self, server: Server) -> None:
-        probes = {}
-        for model in self._watches:
-            if not self._control.model_ready(model) and self._control.server_ready():
-                continue  # unloaded by whoever administers this server: not ours to bring back
-            probes[model] = self._control.probe(model, limit_s=self._settings.probe_limit_s)
-        page = self._control.metrics() or (None if self._control.server_ready() else "")
+        index = self._index()
+        probes = {
+            model: self._control.probe(model, limit_s=self._settings.probe_limit_s)
+            for model in self._watches
+            if index is None or _should_serve(*index.get(model, ("", "")))
+        }
+        page = self._control.metrics() or ("" if index is None else None)
         silent = self._liveness.judge(probes, page)
-        decoders = set(self._models) - set(self._liveness.targets)
-        if silent and decoders <= set(silent) and not self._answers():
-            server.kill()
-            self._restart("Triton no longer answers")
+        if not silent:
             return
-        for model in silent:
-            if self._control.server_ready() or self._control.model_ready(model):
-                for stub in server.stubs():
-                    if stub.model == model:
-                        server.kill_stub(stub)
-                self._reload(server, model, why=f"no token: {probes[model].detail}")
+        answers = self._index() is not None
+        if not answers and self._decoders <= set(silent):
+            server.kill()
+            raise _ServerEnded("Triton no longer answers")
+        for model in silent if answers else ():
+            for stub in server.stubs():
+                if stub.model == model:
+                    server.kill_stub(stub)
+            self._bring_back(server, model, why=f"no token: {probes[model].detail}")
 
-    def _answers(self) -> bool:
+    @property
+    def _decoders(self) -> set[str]:
+        return set(self._models) - set(self._liveness.targets)
+
+    def _index(self) -> dict[str, tuple[str, str]] | None:
+        """State and reason by model, None while Triton does not answer.
+
+        Not the readiness of a model: servers that ask the backend for it call a stuck one not ready, as if it
+        had been unloaded.
+        """
         try:
-            self._control.repository_index()
+            return self._control.repository_index()
         except (OSError, TritonError):
-            return False
-        return True
+            return None
+
+    def _bring_back(self, server: Server, model: str, *, why: str) -> None:
+        if self._decoders == {model}:
+            server.kill()
+            raise _ServerEnded(f"{model}: {why}; hung up on its clients")
+        self._reload(server, model, why=why)
 
     def _reload(self, server: Server, model: str, *, why: str) -> None:
         watch = self._watches[model]
@@ -247,7 +265,7 @@ class Supervisor:
     def _restart(self, why: str) -> None:
         for _ in range(self._settings.restarts):
             delay = self._restarts.next_delay(self._around.clock())
-            self._around.report(f"{why}; starting it again in {delay:.0f} s")
+            self._around.report(f"{why}; starting Triton again in {delay:.0f} s")
             self.shut_down()
             self._around.pause(delay)
             try:
@@ -259,3 +277,8 @@ class Supervisor:
             self._around.report("Triton is serving again")
             return
         raise TritonError(f"gave up after {self._settings.restarts} tries to start Triton: {why}")
+
+
+def _should_serve(state: str, reason: str) -> bool:
+    """False for a model that was unloaded on purpose or is on its way; True for one that failed to load."""
+    return state == "READY" or (state == "UNAVAILABLE" and reason != "unloaded")

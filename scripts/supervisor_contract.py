@@ -12,11 +12,12 @@ from scripts.triton_http import ProbeResult
 
 
 class SupervisorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times in seconds. `patience` = how many bad probes in a row make a model dead."""
+    """Times in seconds. `patience`: bad probes in a row that make a model dead; they follow sooner."""
 
     ready_limit_s: float = 300.0
     tick_s: float = 0.5
     probe_every_s: float = 5.0
+    doubt_every_s: float = 1.0
     probe_limit_s: float = 2.0
     first_probe_limit_s: float = 30.0
     patience: int = 3
@@ -62,10 +63,6 @@ class Control(Protocol):
 
     def server_ready(self) -> bool:
         """Every named model is loaded."""
-        ...
-
-    def model_ready(self, model: str) -> bool:
-        """Triton believes that the model is loaded."""
         ...
 
     def repository_index(self) -> dict[str, tuple[str, str]]:

@@ -16,6 +16,9 @@ from scripts.triton_runtime import TritonAddress
 _NO_ROOM = ("queue is full", "max_open_requests is")
 """What a backend without room says. /generate turns every error into 400, so the status does not tell."""
 
+_STUCK = "the backend is stuck"
+"""What a backend says whose own watchdog found a thread dead or hanging: no need to ask twice."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
@@ -36,13 +39,14 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """`alive` is the verdict; `busy` means it answered that it has no room, which a dead backend cannot."""
+    """`alive` is the verdict; `busy`: it said that it has no room; `stuck`: that it cannot go on."""
 
     alive: bool
     busy: bool
     timed_out: bool
     seconds: float
     detail: str
+    stuck: bool = False
 
 
 class TritonHttp:
@@ -72,10 +76,6 @@ class TritonHttp:
     def server_ready(self) -> bool:
         """True once every named model is loaded."""
         return self._is_ok("/v2/health/ready")
-
-    def model_ready(self, model: str) -> bool:
-        """Triton's own view of one model; it stays true for a dead backend."""
-        return self._is_ok(f"/v2/models/{model}/ready")
 
     def _is_ok(self, path: str) -> bool:
         try:
@@ -139,8 +139,9 @@ class TritonHttp:
         seconds = time.monotonic() - started
         if answer.status == 200 and b"text_output" in answer.body:
             return ProbeResult(True, False, False, seconds, "one token")
-        busy = answer.status == 503 or any(words in answer.error for words in _NO_ROOM)
-        return ProbeResult(busy, busy, False, seconds, f"{answer.error} ({answer.status})")
+        stuck = _STUCK in answer.error
+        busy = not stuck and (answer.status == 503 or any(words in answer.error for words in _NO_ROOM))
+        return ProbeResult(busy, busy, False, seconds, f"{answer.error} ({answer.status})", stuck=stuck)
 
 
 def _reason(error: Exception) -> str:

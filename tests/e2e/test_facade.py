@@ -98,5 +98,5 @@ def test_callers_of_a_killed_decoder_are_told(triton: Triton) -> None:
         os.kill(pid, signal.SIGKILL)
         told = [call.result(timeout=10) for call in open_calls]
     assert told == [f"StatusCode.UNAVAILABLE: {MODEL}: its process died"] * 2
-    triton.command.wait_for(f"{MODEL}: serving again", limit_s=60)
+    triton.command.wait_for("Triton is serving again", limit_s=90)
     assert infer(triton, prompt_of())[0] == 200

@@ -40,7 +40,7 @@ def test_a_killed_backend_comes_back_warm(triton: Triton) -> None:
     pid = stub_of(triton, MODEL)
     os.kill(pid, signal.SIGKILL)
     triton.command.wait_for(f"{MODEL}: its process died", limit_s=20)
-    triton.command.wait_for(f"{MODEL}: serving again", limit_s=60)
+    triton.command.wait_for("Triton is serving again", limit_s=90)
     after = stream(triton, text_input=PROMPT, max_tokens=8)
     assert after.text == before.text
     assert after.cached_tokens >= before.input_tokens - 34

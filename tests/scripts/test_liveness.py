@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.liveness import Liveness
+from scripts.liveness import AWAKE_TIMES, Liveness
 from scripts.triton_http import ProbeResult
 
 TOKEN = ProbeResult(alive=True, busy=False, timed_out=False, seconds=0.1, detail="one token")
@@ -10,6 +10,7 @@ SLOW = ProbeResult(alive=True, busy=False, timed_out=False, seconds=1.9, detail=
 BUSY = ProbeResult(alive=True, busy=True, timed_out=False, seconds=0.1, detail="queue is full")
 LATE = ProbeResult(alive=False, busy=False, timed_out=True, seconds=2.0, detail="no token within 2 s")
 ERROR = ProbeResult(alive=False, busy=False, timed_out=False, seconds=0.1, detail="stub is not healthy")
+STUCK = ProbeResult(False, False, False, 0.1, detail="the backend is stuck: step-loop hangs", stuck=True)
 STILL = 'tensorcache_kv_tokens_used{model="m"} 5\n'
 
 
@@ -101,3 +102,37 @@ def test_a_model_that_was_loaded_again_begins_anew() -> None:
     assert liveness.judge({"m": ERROR}, STILL) == ["m"]
     liveness.forget("m")
     assert liveness.judge({"m": TOKEN}, STILL) == []
+
+
+def test_a_model_that_says_it_is_stuck_is_dead_at_once_and_its_facade_is_not_blamed() -> None:
+    pages = [f'tensorcache_output_tokens_total{{model="m"}} {count}' for count in range(2)]
+    assert judge([{"m": TOKEN, "m_sync": TOKEN}, {"m": STUCK, "m_sync": STUCK}], pages) == [[], ["m"]]
+
+
+@pytest.mark.parametrize("answer", [LATE, BUSY])
+def test_a_late_model_whose_watchdog_is_awake_is_excused_for_long_but_not_for_ever(
+    answer: ProbeResult,
+) -> None:
+    pages = [STILL + f'tensorcache_heartbeats_total{{model="m"}} {count}' for count in range(1, 20)]
+    verdicts = judge([{"m": answer}] * 19, pages)
+    assert verdicts[: 3 * AWAKE_TIMES - 1] == [[]] * (3 * AWAKE_TIMES - 1)
+    assert verdicts[3 * AWAKE_TIMES - 1] == ["m"]
+
+
+def test_an_awake_watchdog_excuses_no_error() -> None:
+    pages = [STILL + f'tensorcache_heartbeats_total{{model="m"}} {count}' for count in range(1, 4)]
+    assert judge([{"m": ERROR}] * 3, pages) == [[], [], ["m"]]
+
+
+def test_a_watchdog_that_fell_silent_excuses_nothing() -> None:
+    page = STILL + 'tensorcache_heartbeats_total{model="m"} 7'
+    assert judge([{"m": LATE}] * 4, [page] * 4) == [[], [], ["m"], ["m"]]
+
+
+def test_doubt_lasts_until_a_token_comes() -> None:
+    liveness = Liveness(patience=3, limit_s=2.0)
+    seen = []
+    for answer in (TOKEN, LATE, TOKEN):
+        liveness.judge({"m": answer}, STILL)
+        seen.append(liveness.in_doubt)
+    assert seen == [False, True, False]

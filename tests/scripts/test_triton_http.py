@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from backend.errors import BackendStuck
 from scripts.errors import TritonError
 from scripts.triton_http import TritonHttp
 from scripts.triton_runtime import TritonAddress
@@ -86,6 +87,15 @@ def test_no_room_is_life_and_other_errors_are_not(
     assert error in result.detail
 
 
+@pytest.mark.parametrize("status", [400, 503])
+def test_a_backend_that_says_it_is_stuck_is_not_busy(server: Answering, status: int) -> None:
+    said = str(BackendStuck("step-loop hangs (limit 4 s), silent for 4.2 s"))
+    server.status, server.body = status, json.dumps({"error": said}).encode()
+    result = server.client().probe("m")
+    assert (result.alive, result.busy, result.stuck) == (False, False, True)
+    assert said in result.detail
+
+
 def test_silence_is_told_from_refusal(server: Answering) -> None:
     server.silent = True
     silent = server.client().probe("m", limit_s=0.1)
@@ -107,7 +117,6 @@ def test_readiness_of_nobody_is_false() -> None:
     (port,) = free_ports(1)
     nobody = TritonHttp(TritonAddress(http_port=port, metrics_port=port))
     assert not nobody.server_ready()
-    assert not nobody.model_ready("m")
     assert nobody.metrics() == ""
     with pytest.raises(TritonError, match="no answer"):
         nobody.unload("m")
