@@ -10,6 +10,8 @@ HOST_BYTES   ?= 536870912
 ONLY         ?=
 UPDATE_README ?=
 PYTHON       ?=
+EXTRA        ?=
+WITHOUT_8B   ?=
 
 VENV    := .venv
 PY      := $(VENV)/bin/python
@@ -29,11 +31,13 @@ SETTING := build/settings
 .DELETE_ON_ERROR:
 # put in place whole by the command, perhaps by another make meanwhile: a failure here is no reason to delete them
 .PRECIOUS: $(ENGINE)/engine.json $(ENGINE)/model.sig $(KEYS)/release.key
-.PHONY: FORCE help setup engine sign verify run demo serve deploy test lint bench bench-peers clean
+.PHONY: FORCE help setup engine sign verify run demo serve deploy test lint bench bench-peers clean \
+    gpu-driver gpu-libraries test-gpu bench-gpu
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  settings of run, demo and serve: PRECISION=$(PRECISION) LANES=$(LANES) HOST_BYTES=$(HOST_BYTES)"
+	@echo "  settings of test-gpu and bench-gpu: EXTRA=gpu-cu12|gpu-cu13 PRECISION=float16|bfloat16 WITHOUT_8B=1"
 	@echo "  ports: HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT), address: HOST=$(HOST)"
 
 setup: $(VENV)/.serving ## make .venv with everything that building and serving needs (no torch)
@@ -111,6 +115,26 @@ bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cach
 
 bench-peers: $(VENV)/.serving ## install the engines we compare with, into an environment of their own
 	@$(PY) -m scripts.bench.peers_install
+
+# A precision that nobody chose here is that of the demo engine, which runs on CPUs.
+GPU_PRECISION = $(if $(filter file,$(origin PRECISION)),,$(PRECISION))
+
+gpu-driver: $(VENV)/.serving
+	@$(PY) -m scripts.bench.gpu_ready --driver
+
+gpu-libraries: gpu-driver $(VENV)/.testing
+	@if [ -n "$(EXTRA)" ]; then $(PIP) install $(PINS) --editable '.[tools,test,$(EXTRA)]'; fi
+	@$(PY) -m scripts.bench.gpu_ready
+
+test-gpu: gpu-libraries ## on a GPU node: check its engine, ten steps in order (EXTRA=gpu-cu13, PRECISION=float16|bfloat16)
+	@$(PY) -m pytest -x -v -s --timeout 3600 tests/gpu --gpu \
+	    $(if $(GPU_PRECISION),--gpu-precision $(GPU_PRECISION)) $(PYTEST_FLAGS)
+
+bench-gpu: gpu-libraries ## on a GPU node: measure (EXTRA, PRECISION, WITHOUT_8B=1, UPDATE_README=1); writes build/bench-gpu.json
+	@$(TC) bench --only gpu --out build/bench-gpu.json $(if $(GPU_PRECISION),--precision $(GPU_PRECISION)) \
+	    $(if $(WITHOUT_8B),--without-8b)
+	@if [ -n "$(UPDATE_README)" ]; then $(PY) -m scripts.readme_numbers build/bench-gpu.json README.md \
+	    gpu-numbers "$$($(PY) -m scripts.bench.gpu_ready)"; fi
 
 clean: ## delete what was built; .venv stays
 	@rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -48,15 +48,15 @@ def measurements(subject: Subject) -> list[Measurement]:
 
 
 @contextmanager
-def _opened(
-    subject: Subject, block_format: BlockFormat, *, host_bytes: int
+def opened_cache(
+    home: Path, layout: BlockFormat, *, host_bytes: int
 ) -> Iterator[tuple[HostCache, CacheSettings, CacheSecrets]]:
-    """A cache in shared memory under names of its own, gone at the end."""
-    folder = subject.settings.folder / f"secrets-{secrets.token_hex(4)}"
+    """A cache in shared memory under names of its own, gone at the end; its secrets lie under `home`."""
+    folder = home / f"secrets-{secrets.token_hex(4)}"
     node = f"bench-{secrets.token_hex(4)}"
     settings = CacheSettings(cluster=CLUSTER, node=node, host_bytes=host_bytes)
     keys = CacheSecrets.generate(folder)
-    cache = open_cache(block_format, settings, keys)
+    cache = open_cache(layout, settings, keys)
     try:
         yield cache, settings, keys
     finally:
@@ -70,7 +70,8 @@ def _arenas(settings: CacheSettings) -> list[Path]:
     return sorted(Path(settings.directory).glob(f"tensorcache_{settings.cluster}_{settings.node}_*.arena"))
 
 
-def _format(spec: EngineSpec) -> BlockFormat:
+def block_format(spec: EngineSpec) -> BlockFormat:
+    """How blocks of an engine lie in a cache."""
     g = spec.geometry
     return BlockFormat(
         kv_identity=spec.kv_identity,
@@ -88,13 +89,13 @@ def _cached_decoder(subject: Subject, *, lane_ttl_s: float) -> Iterator[Decoder]
     settings = ModelSettings(lane_ttl_s=lane_ttl_s)
     with (
         subject.engine(lanes=8, max_seq_len=4096) as engine,
-        _opened(subject, _format(engine.spec), host_bytes=1 << 30) as (cache, _, _),
+        opened_cache(subject.settings.folder, block_format(engine.spec), host_bytes=1 << 30) as (cache, _, _),
         decoder(engine, cache, release=subject.release(), settings=settings) as asked,
     ):
         yield asked
 
 
-def _ttft(asked: Decoder, prompt: npt.NDArray[np.int64], *, cached: bool) -> float:
+def ttft(asked: Decoder, prompt: npt.NDArray[np.int64], *, cached: bool) -> float:
     """Seconds to the first token; RuntimeError unless the prompt was (or was not) in the cache."""
     heard = asked.ask(prompt, max_tokens=1).wait()
     if cached != (heard.cached_tokens >= len(prompt) - 32):
@@ -109,10 +110,10 @@ def _host_hit(subject: Subject) -> Iterator[Reading]:
         def computed() -> float:
             nonlocal prompt
             prompt = subject.prompt(1024)
-            return _ttft(asked, prompt, cached=False)
+            return ttft(asked, prompt, cached=False)
 
         def restored() -> float:
-            return _ttft(asked, prompt, cached=True)
+            return ttft(asked, prompt, cached=True)
 
         paired = alternate(computed, restored, rounds=7)
     compute, host = (1e3 * seconds for seconds in paired.medians)
@@ -124,9 +125,9 @@ def _openvino_hit(subject: Subject) -> Iterator[Reading]:
     prompt = subject.prompt(2048)
     with open_peer("openvino", subject.peers) as peer, _cached_decoder(subject, lane_ttl_s=30.0) as asked:
         peer.seconds("prefill", prompt, variant="PA")
-        _ttft(asked, prompt, cached=False)
+        ttft(asked, prompt, cached=False)
         paired = alternate(
-            lambda: _ttft(asked, prompt, cached=True),
+            lambda: ttft(asked, prompt, cached=True),
             lambda: peer.seconds("prefill", prompt, variant="PA"),
             rounds=15,
             warmups=2,
@@ -140,7 +141,11 @@ def _restore(subject: Subject) -> Iterator[Reading]:
     blocks = 2048 // 32
     with (
         subject.engine(lanes=2, max_seq_len=2176) as engine,
-        _opened(subject, _format(engine.spec), host_bytes=256 << 20) as (cache, _, _),
+        opened_cache(subject.settings.folder, block_format(engine.spec), host_bytes=256 << 20) as (
+            cache,
+            _,
+            _,
+        ),
     ):
         hashes = cache.hashes(subject.prompt(2048), namespace="bench")
         payload = np.random.default_rng(0).normal(size=(engine.spec.block_nbytes // 4,)).astype(np.float32)
@@ -177,7 +182,7 @@ def _fill(cache: HostCache, hashes: list[BlockHash], payload: npt.NDArray[np.uin
 
 def _hash(subject: Subject) -> Iterator[Reading]:
     tokens = subject.corpus[: 32 * 1024]
-    with _opened(subject, _SMALL, host_bytes=1 << 20) as (cache, _, _):
+    with opened_cache(subject.settings.folder, _SMALL, host_bytes=1 << 20) as (cache, _, _):
         seconds = median_of(
             lambda: timed(lambda: cache.hashes(tokens, namespace="bench")), rounds=21, warmups=3
         )
@@ -187,7 +192,7 @@ def _hash(subject: Subject) -> Iterator[Reading]:
 
 def _many_resident(subject: Subject) -> Iterator[Reading]:
     payload = np.zeros(_SMALL.payload_nbytes, np.uint8)
-    with _opened(subject, _SMALL, host_bytes=_CHAINS * _CHAIN * _SMALL_SLOT_NBYTES) as (
+    with opened_cache(subject.settings.folder, _SMALL, host_bytes=_CHAINS * _CHAIN * _SMALL_SLOT_NBYTES) as (
         cache,
         settings,
         keys,

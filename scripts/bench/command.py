@@ -1,11 +1,14 @@
 """The command line of the bench: choose rooms, take the measurements, print the table, write bench.json."""
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.bench.goals import ROOMS, Room
+from engines.errors import DeviceError
+from scripts.bench.goals import EVERYWHERE, ROOMS, Room
+from scripts.bench.gpu_ready import require
 from scripts.bench.harness import Measurement, run
 from scripts.bench.peers import DEFAULT_PYTHON
 from scripts.bench.report import Row, machine_line, number_text, summary, table, write_json
@@ -15,6 +18,7 @@ EXAMPLES = """
 examples:
   tensorcache bench                          # everything: some minutes
   tensorcache bench --only cache             # one room
+  tensorcache bench --only gpu               # on a GPU node; the numbers go to build/bench-gpu.json
   python -m scripts.bench.peers_install      # llama.cpp and OpenVINO, to compare with
 """
 
@@ -27,42 +31,66 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--only", choices=ROOMS, action="append", help="one room (may be repeated); default all")
+    top.add_argument(
+        "--only", choices=ROOMS, action="append", help="one room (may be repeated); default all but gpu"
+    )
     top.add_argument("--row", metavar="TEXT", default="", help="only rows whose name contains TEXT")
     top.add_argument(
         "--peers-python", type=Path, default=DEFAULT_PYTHON, help="Python of the peers' environment"
     )
     top.add_argument("--threads", type=int, default=2, help="threads of every engine (default %(default)s)")
     top.add_argument("--folder", type=Path, default=Path("build/bench"), help="for releases, keys and logs")
-    top.add_argument("--out", type=Path, default=Path("build/bench.json"), help="default %(default)s")
+    top.add_argument(
+        "--out", type=Path, help="default build/bench.json, for the room gpu alone build/bench-gpu.json"
+    )
+    top.add_argument(
+        "--precision", choices=("float16", "bfloat16"), default="float16", help="of the room gpu's engines"
+    )
+    top.add_argument(
+        "--without-8b", action="store_true", help="leave out the 8B-shaped engine of the room gpu"
+    )
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Take the measurements; the exit code says that the bench ran, not that goals were met."""
     arguments = parser().parse_args(argv)
-    settings = BenchSettings(
-        folder=arguments.folder.resolve(),
-        peers_python=arguments.peers_python.absolute(),
-        threads=arguments.threads,
-    )
-    settings.folder.mkdir(parents=True, exist_ok=True)
+    rooms: Sequence[Room] = arguments.only or EVERYWHERE
     machine = machine_line()
+    if "gpu" in rooms:
+        try:
+            machine = f"{require().line}; {machine}"
+        except DeviceError as error:
+            print(f"tensorcache bench: the room gpu needs a GPU node: {error}", file=sys.stderr)
+            return 1
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    chosen = _chosen(Subject(settings), arguments.only or ROOMS, arguments.row)
-    rows = run(chosen, _say)
-    write_json(rows, arguments.out)
+    rows = run(_chosen(arguments, rooms), _say)
+    out = arguments.out or Path("build/bench-gpu.json" if set(rooms) == {"gpu"} else "build/bench.json")
+    write_json(rows, out)
     took = time.perf_counter() - started
-    print(f"\n{table(rows)}\n\n{machine}\n{summary(rows)}, {took:.0f} s → {arguments.out}")
+    print(f"\n{table(rows)}\n\n{machine}\n{summary(rows)}, {took:.0f} s → {out}")
     return 0
 
 
-def _chosen(subject: Subject, rooms: Sequence[Room], text: str) -> list[Measurement]:
-    from scripts.bench import backend, cache, engine
+def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> list[Measurement]:
+    from scripts.bench import backend, cache, engine, gpu
+    from scripts.bench.gpu_subject import GpuSubject
 
-    of_room = {"engine": engine.measurements, "backend": backend.measurements, "cache": cache.measurements}
-    every = [measurement for room in ROOMS if room in rooms for measurement in of_room[room](subject)]
-    return [measurement for measurement in every if any(text in name for name in measurement.rows)]
+    folder = arguments.folder.resolve()
+    settings = BenchSettings(
+        folder=folder, peers_python=arguments.peers_python.absolute(), threads=arguments.threads
+    )
+    subject = Subject(settings)
+    with_gpu = GpuSubject(folder, precision=arguments.precision, with_8b=not arguments.without_8b)
+    of_room: dict[Room, list[Measurement]] = {
+        "engine": engine.measurements(subject),
+        "backend": backend.measurements(subject),
+        "cache": cache.measurements(subject),
+        "gpu": gpu.measurements(with_gpu),
+    }
+    every = [measurement for room in ROOMS if room in rooms for measurement in of_room[room]]
+    return [measurement for measurement in every if any(arguments.row in name for name in measurement.rows)]
 
 
 def _say(row: Row) -> None:

@@ -5,34 +5,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Room = Literal["engine", "backend", "cache"]
-ROOMS: tuple[Room, ...] = ("engine", "backend", "cache")
+Room = Literal["engine", "backend", "cache", "gpu"]
+ROOMS: tuple[Room, ...] = ("engine", "backend", "cache", "gpu")
+EVERYWHERE: tuple[Room, ...] = ("engine", "backend", "cache")
+"""The rooms that need no GPU."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One row: `value` meets the goal if `value <sense> limit`."""
+    """One row: `value` meets the goal if `value <sense> limit`; without a limit it is only to be known."""
 
     name: str
     room: Room
     unit: str
     sense: Literal["<=", ">="]
-    limit: float
+    limit: float | None
 
-    def met_by(self, value: float) -> bool:
-        """NaN meets nothing."""
+    def met_by(self, value: float) -> bool | None:
+        """NaN meets nothing; None where there is no limit."""
+        if self.limit is None:
+            return None
         return _COMPARE[self.sense](value, self.limit)
 
     @property
     def text(self) -> str:
         """`>= 2.5`, as bench.json has it."""
+        if self.limit is None:
+            return "none"
         return f"{self.sense} {self.limit:g}"
 
 
 STEP_LANES = (1, 8, 64)
 STEP_BASE_US, STEP_LANE_US = 300, 10
+GPU_MODELS: tuple[Literal["smollm2", "llama8b"], ...] = ("smollm2", "llama8b")
+GPU_WINDOWS = (256, 1024, 4096)
+GPU_ROWS = (1, 4, 8)
 
 _ROWS = (
     Goal("engine.prefill512.vs_llamacpp", "engine", "ratio", ">=", 2.5),
@@ -58,6 +67,23 @@ _ROWS = (
     Goal("cache.lookup1024_ms", "cache", "ms", "<=", 1.0),
     Goal("cache.reattach100k_ms", "cache", "ms", "<=", 100.0),
     Goal("cache.index_bytes_per_block", "cache", "bytes", "<=", 200.0),
+    *(
+        Goal(f"gpu.smollm2.decode_ms.w{window}.b{rows}", "gpu", "ms", "<=", None)
+        for window in GPU_WINDOWS
+        for rows in GPU_ROWS
+    ),
+    Goal("gpu.smollm2.fused.prefill", "gpu", "ratio", ">=", None),
+    Goal("gpu.smollm2.fused.decode", "gpu", "ratio", ">=", None),
+    Goal("gpu.import.vs_pinned_copy", "gpu", "ratio", ">=", 0.9),
+    *(
+        goal
+        for model in GPU_MODELS
+        for goal in (
+            Goal(f"gpu.{model}.ttft1024.hit_vs_miss", "gpu", "ratio", "<=", None),
+            Goal(f"gpu.{model}.decode1.vs_enqueue", "gpu", "ratio", "<=", 1.05),
+            Goal(f"gpu.{model}.decode8.vs_enqueue", "gpu", "ratio", "<=", 1.05),
+        )
+    ),
 )
 
 GOALS: dict[str, Goal] = {goal.name: goal for goal in _ROWS}

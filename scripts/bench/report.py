@@ -73,10 +73,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many goals were met, missed and not comparable."""
+    """How many goals were met and missed, and how many rows had nothing to be compared with."""
     met = sum(row.met is True for row in rows)
     missed = sum(row.met is False for row in rows)
-    return f"{met} met, {missed} missed, {len(rows) - met - missed} without a peer"
+    return f"{met} met, {missed} missed, {len(rows) - met - missed} not compared"
 
 
 def machine_line(now: float | None = None) -> str:

@@ -104,3 +104,58 @@ def test_help_names_every_setting(workshop: Workshop) -> None:
     ).stdout
     for setting in ("PRECISION=int8", "LANES=8", "HOST_BYTES=", "HTTP_PORT=8000"):
         assert setting in shown
+
+
+# -- targets of a GPU node, over a Python that says what it is asked to run --
+
+PYTHON = """#!/bin/sh
+echo "$@" >>calls
+[ "$2" != scripts.bench.gpu_ready ] || echo 'NVIDIA H100 (80 GiB)'
+[ ! -e "fail-$2$3" ]
+"""
+
+
+@pytest.fixture
+def node(workshop: Workshop) -> Workshop:
+    python = workshop.folder / ".venv" / "bin" / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    (workshop.folder / ".venv" / ".testing").touch()
+    return workshop
+
+
+def test_a_gpu_node_is_asked_for_its_driver_before_anything_else(node: Workshop) -> None:
+    (node.folder / "fail-scripts.bench.gpu_ready--driver").touch()
+    for target in ("test-gpu", "bench-gpu"):
+        assert node.make(target, "EXTRA=gpu-cu13", code=2) == ["-m scripts.bench.gpu_ready --driver"]
+
+
+def test_missing_libraries_stop_before_the_first_test(node: Workshop) -> None:
+    (node.folder / "fail-scripts.bench.gpu_ready").touch()
+    *_, last = node.make("test-gpu", code=2)
+    assert last == "-m scripts.bench.gpu_ready"
+
+
+@pytest.mark.parametrize(
+    ("setting", "chosen"), [((), ""), (("PRECISION=bfloat16",), "--gpu-precision bfloat16")]
+)
+def test_checks_of_a_gpu_node_stop_at_the_first_failure(
+    node: Workshop, setting: tuple[str, ...], chosen: str
+) -> None:
+    *_, tests = node.make("test-gpu", *setting)
+    assert tests.startswith("-m pytest -x ")
+    assert tests.endswith(f"tests/gpu --gpu {chosen}".rstrip())
+
+
+def test_an_extra_is_installed_between_the_two_questions(node: Workshop) -> None:
+    _, install, libraries, _ = node.make("test-gpu", "EXTRA=gpu-cu12")
+    assert " install " in install
+    assert ".[tools,test,gpu-cu12]" in install
+    assert libraries == "-m scripts.bench.gpu_ready"
+
+
+def test_the_numbers_of_a_gpu_go_into_the_readme_with_its_name(node: Workshop) -> None:
+    calls = node.make("bench-gpu", "WITHOUT_8B=1", "UPDATE_README=1", "PRECISION=float16")
+    assert calls[2] == "bench --only gpu --out build/bench-gpu.json --precision float16 --without-8b"
+    update = "-m scripts.readme_numbers build/bench-gpu.json README.md gpu-numbers NVIDIA H100 (80 GiB)"
+    assert calls[-1] == update

@@ -1,0 +1,213 @@
+"""Rows of a GPU node: a step by window and lanes, what we add to TensorRT's, blocks over PCIe, hit and miss.
+
+No GPU was at hand when this was written: on stand-ins the code runs, and no value was ever taken.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.settings import ModelSettings
+from engines import Engine, LaneId, Logits
+from engines.cuda import open_device
+from engines.tensorrt_plan import Plan
+from engines.windows import rows_for, window_for
+from scripts.bench.cache import block_format, opened_cache, ttft
+from scripts.bench.decoder import decoder
+from scripts.bench.goals import GPU_MODELS, GPU_ROWS, GPU_WINDOWS
+from scripts.bench.gpu_enqueue import own_plan, own_step
+from scripts.bench.gpu_subject import GpuSubject, Model
+from scripts.bench.harness import Measurement, Reading, alternate, median_of, timed
+
+Wait = Callable[[Logits], object]
+"""Returns when the step that writes these logits is done."""
+
+_STEPS = 20
+_PROMPT = 1024
+_HEADER = 128  # bytes of an arena's slot before the payload
+_IMPORTED = 256 << 20  # bytes at least: several times what any cache between host and device holds
+
+
+def measurements(subject: GpuSubject) -> list[Measurement]:
+    """All measurements of this room, in the order of the table."""
+    grid = tuple(f"gpu.smollm2.decode_ms.w{window}.b{rows}" for window in GPU_WINDOWS for rows in GPU_ROWS)
+    fused = ("gpu.smollm2.fused.prefill", "gpu.smollm2.fused.decode")
+    every = [
+        Measurement(grid, partial(_decode_grid, subject)),
+        Measurement(fused, partial(_fused, subject)),
+        Measurement(("gpu.import.vs_pinned_copy",), partial(_imports, subject)),
+    ]
+    for model in GPU_MODELS:
+        own = tuple(f"gpu.{model}.decode{rows}.vs_enqueue" for rows in (1, 8))
+        every.append(Measurement((f"gpu.{model}.ttft1024.hit_vs_miss",), partial(_hit, subject, model)))
+        every.append(Measurement(own, partial(_own_enqueue, subject, model)))
+    return every
+
+
+def on_stream(logits: Logits) -> None:
+    """Wait for the stream that writes them, without a copy to the host."""
+    import torch
+
+    stream: Any = torch.cuda.ExternalStream
+    stream(logits.stream).synchronize()
+
+
+def decode_seconds(engine: Engine, *, rows: int, window: int, wait: Wait = on_stream) -> float:
+    """Seconds of one decode step, launched and waited for, in the last position that `window` holds.
+
+    What lies in the lanes is nothing to a kernel's time, so it is left as it is.
+    """
+    lanes = [LaneId(lane) for lane in range(rows)]
+    last = min(window, engine.spec.max_seq_len) - 1
+    positions = np.full(rows, last, np.int64)
+    tokens = np.ones(rows, np.int64)
+
+    def step() -> None:
+        for _ in range(_STEPS):
+            wait(engine.decode(lanes, tokens, positions))
+
+    return timed(step) / _STEPS
+
+
+def _decode_grid(subject: GpuSubject) -> Iterator[Reading]:
+    with subject.opened("smollm2") as opened:
+        yield from decode_grid(opened.engine, subject.precision)
+
+
+def decode_grid(engine: Engine, precision: str, *, wait: Wait = on_stream) -> Iterator[Reading]:
+    """Milliseconds of a step over every window and number of lanes of the table."""
+    for window in GPU_WINDOWS:
+        for rows in GPU_ROWS:
+            side = partial(decode_seconds, engine, rows=rows, window=window, wait=wait)
+            value = 1e3 * median_of(side, rounds=9, warmups=2)
+            detail = f"{rows * 1e3 / value:.0f} tok/s, {precision}, median of 9 × {_STEPS} steps"
+            yield Reading(f"gpu.smollm2.decode_ms.w{window}.b{rows}", value, detail)
+
+
+def _fused(subject: GpuSubject) -> Iterator[Reading]:
+    where = subject.release_folder("smollm2")
+    for profile in subject.layers("smollm2").profiles:
+        count = len(profile.fused) + len(profile.unfused)
+        print(f"layers of profile {profile.profile}:", *profile.layers, sep="\n  ", flush=True)
+        unfused = ", ".join(profile.unfused) or "none"
+        detail = f"attentions not fused: {unfused}; {len(profile.layers)} layers, all in {where}/layers.json"
+        yield Reading(f"gpu.smollm2.fused.{profile.profile}", len(profile.fused) / count, detail)
+
+
+def _imports(subject: GpuSubject) -> Iterator[Reading]:
+    with subject.opened("smollm2") as opened:
+        yield imports(opened.engine)
+
+
+def imports(engine: Engine) -> Reading:
+    """GB/s of blocks from page-locked slots into a lane, against one copy of as many page-locked bytes."""
+    spec = engine.spec
+    blocks = range(spec.max_seq_len // spec.block_tokens)
+    times = -(-_IMPORTED // (len(blocks) * spec.block_nbytes))
+    nbytes = len(blocks) * spec.block_nbytes
+    with _pinned_slots(len(blocks), spec.block_nbytes) as (slots, copy_plainly):
+
+        def ours() -> float:
+            def work() -> None:
+                for _ in range(times):
+                    engine.import_blocks(LaneId(0), blocks, slots)
+
+            return times * nbytes / timed(work) / 1e9
+
+        def plain() -> float:
+            def work() -> None:
+                for _ in range(times):
+                    copy_plainly()
+
+            return times * nbytes / timed(work) / 1e9
+
+        paired = alternate(ours, plain, rounds=9, warmups=2)
+    imported, copied = paired.medians
+    detail = (
+        f"{imported:.1f} GB/s in blocks of {spec.block_nbytes >> 10} KiB against {copied:.1f} GB/s at once"
+    )
+    return Reading("gpu.import.vs_pinned_copy", paired.ratio, detail)
+
+
+@contextmanager
+def _pinned_slots(
+    count: int, nbytes: int
+) -> Iterator[tuple[list[npt.NDArray[np.uint8]], Callable[[], None]]]:
+    """Payloads that lie as in an arena's slots, and a plain copy of as many bytes to the device."""
+    device = open_device(0)
+    with device.current():
+        stream = device.stream()
+        slots = device.page_locked((count, _HEADER + nbytes), np.uint8)
+        flat = device.page_locked((count * nbytes,), np.uint8)
+        target = device.allocate(count * nbytes)
+
+    def copy() -> None:
+        with device.current():
+            stream.upload(target.address, flat.array)
+            stream.synchronise()
+
+    try:
+        yield [slot[_HEADER:] for slot in slots.array], copy
+    finally:
+        with device.current():
+            target.free()
+            flat.free()
+            slots.free()
+            stream.close()
+
+
+def _hit(subject: GpuSubject, model: Model) -> Iterator[Reading]:
+    """Time to the first token of a prompt whose blocks are in the host tier, against one never seen."""
+    settings = ModelSettings(lane_ttl_s=0.0)
+    with (
+        subject.opened(model) as opened,
+        opened_cache(subject.folder, block_format(opened.engine.spec), host_bytes=1 << 30) as (cache, _, _),
+        decoder(opened.engine, cache, release=opened.release, settings=settings) as asked,
+    ):
+        prompt = subject.prompt(opened.engine, _PROMPT)
+
+        def missed() -> float:
+            nonlocal prompt
+            prompt = subject.prompt(opened.engine, _PROMPT)
+            return ttft(asked, prompt, cached=False)
+
+        paired = alternate(missed, lambda: ttft(asked, prompt, cached=True), rounds=9)
+    miss, hit = (1e3 * seconds for seconds in paired.medians)
+    detail = (
+        f"{hit:.1f} ms against {miss:.1f} ms, host tier alone, {subject.precision}, {len(paired.a)} pairs"
+    )
+    yield Reading(f"gpu.{model}.ttft1024.hit_vs_miss", 1 / paired.ratio, detail)
+
+
+def _own_enqueue(subject: GpuSubject, model: Model) -> Iterator[Reading]:
+    with subject.opened(model) as opened:
+        engine = opened.engine
+        with own_plan(subject.release(model), engine.spec) as plan:
+            for rows in (1, 8):
+                yield step_against_own(engine, plan, model, rows=rows)
+
+
+def step_against_own(
+    engine: Engine, plan: Plan, model: Model, *, rows: int, wait: Wait = on_stream
+) -> Reading:
+    """A decode step of ours against TensorRT's enqueue of the same shapes, both waited for."""
+    spec = engine.spec
+    window = window_for(min(_PROMPT, spec.max_seq_len), spec.positions)
+    with own_step(plan, spec, rows=rows_for(rows, spec.lanes), window=window) as own:
+
+        def theirs() -> float:
+            def steps() -> None:
+                for _ in range(_STEPS):
+                    own.run()
+
+            return timed(steps) / _STEPS
+
+        ours = partial(decode_seconds, engine, rows=rows, window=window, wait=wait)
+        paired = alternate(ours, theirs, rounds=15, warmups=3)
+    step, enqueue = (1e3 * seconds for seconds in paired.medians)
+    detail = f"{step:.3f} ms a step against {enqueue:.3f} ms of TensorRT, {rows} lanes, window {window}"
+    return Reading(f"gpu.{model}.decode{rows}.vs_enqueue", paired.ratio, detail)
