@@ -16,6 +16,7 @@ from engines.manifest import MANIFEST, parse_manifest
 from engines.options import EngineOptions
 from engines.ort import OrtEngine
 from tests.engines.random_decoder import random_decoder
+from tests.rig.plugin import module_rig, rig, rig_parts  # noqa: F401  # fixtures
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = ROOT / "build" / "test"

@@ -1,0 +1,139 @@
+"""Builds what the rig needs under build/rig, once: the stand-in libcuda, and real pycuda linked against it.
+
+    python -m tests.rig.build        # prints the folder, or what is missing on this machine
+
+Everything lies in a folder named by the digest of its sources and versions and appears by one rename, so that
+two test runs may build at once. The long part, pycuda, has a digest of its own: a change of the stand-in does
+not build it again.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.rig import pycuda_build
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+HOME = ROOT / "build" / "rig"
+SOURCES = ("libcuda.c", "memory.c", "streams.c")
+HEADERS = ("cuda.h", "cudaProfiler.h")
+
+
+class Missing(Exception):
+    """What this machine lacks to build the rig, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """Where the built parts lie."""
+
+    libcuda: Path
+    site: Path  # holds pycuda; to be put on sys.path
+
+
+def build() -> Rig:
+    """The rig, built if it is not there yet. Raises Missing."""
+    compiler, include = _compiler("cc", "CC"), _cuda_include()
+    _compiler("c++", "CXX")  # asked for before the long part begins
+    header = include / "cuda.h"
+    library = _made(
+        "libcuda",
+        [header, Path(__file__), *(HERE / name for name in (*SOURCES, "standin.h"))],
+        lambda folder: _build_libcuda(folder, compiler, include),
+    )
+    try:
+        site = _made(
+            "pycuda",
+            [header, Path(pycuda_build.__file__)],
+            lambda folder: pycuda_build.build_pycuda(folder, library, include),
+        )
+    except pycuda_build.Unavailable as error:
+        raise Missing(str(error)) from error
+    return Rig(libcuda=library / "libcuda.so.1", site=site)
+
+
+def _made(name: str, inputs: list[Path], make: Callable[[Path], None]) -> Path:
+    """The folder of one part; `make` fills a folder beside it, which then takes its name."""
+    digest = hashlib.sha256(f"{sys.version} {os.uname().machine}".encode())
+    for path in inputs:
+        digest.update(path.read_bytes())
+    folder = HOME / f"{name}-{digest.hexdigest()[:16]}"
+    if folder.is_dir():
+        return folder
+    HOME.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=f"{name}-making-", dir=HOME))
+    try:
+        make(making)
+        making.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another run was first
+            raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return folder
+
+
+def _compiler(name: str, setting: str) -> str:
+    found = shutil.which(os.environ.get(setting, name))
+    if found is None:
+        raise Missing(f"no C compiler ({name})")
+    return found
+
+
+def _cuda_include() -> Path:
+    """The folder of cuda.h: beside nvcc, in the usual places, or in NVIDIA's Python packages."""
+    nvcc = shutil.which("nvcc")
+    roots = [Path(nvcc).resolve().parent.parent] if nvcc else []
+    roots += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    packages = Path(sysconfig.get_path("purelib")) / "nvidia"
+    roots += [packages / "cu13", packages / "cuda_runtime"]
+    for root in roots:
+        if (root / "include" / "cuda.h").is_file():
+            return root / "include"
+    raise Missing("no CUDA headers (cuda.h beside nvcc, in /usr/local/cuda, or from nvidia-cuda-runtime)")
+
+
+def _build_libcuda(folder: Path, compiler: str, include: Path) -> None:
+    stubs = folder / "stubs.c"
+    stubs.write_text("\n".join(_stubs("".join((include / name).read_text() for name in HEADERS))))
+    pycuda_build.run(
+        [
+            compiler, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-fPIC", "-shared",
+            f"-I{include}", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1"),
+            *(str(HERE / name) for name in SOURCES), str(stubs), "-lpthread", "-ldl",
+        ],
+        cwd=folder,
+    )  # fmt: skip
+    (folder / "libcuda.so").symlink_to("libcuda.so.1")  # for the linker's -lcuda
+
+
+def _stubs(header: str) -> Iterator[str]:
+    """C: a weak definition of every call of the driver, and the newest form of each name."""
+    versions = dict(
+        re.findall(r"^\s*#define (cu\w+)\s+(cu\w+_v\d+|cuGraphInstantiateWithFlags)\s*$", header, re.M)
+    )
+    versions.update(re.findall(r"^\s*#define (cu\w+)\s+__CUDA_API_PT[DS][SZ]\((cu\w+)\)", header, re.M))
+    names = set(re.findall(r"CUresult\s+CUDAAPI\s+(cu\w+)\s*\(", header)) | set(versions.values())
+    for name in sorted(names):
+        yield f'__attribute__((weak, visibility("default"))) int {name}(void) {{ return 801; }}'
+    yield "const char *const standin_versions[][2] = {"
+    yield from (
+        f'    {{"{name}", "{newest}"}},' for name, newest in sorted(versions.items()) if name != newest
+    )
+    yield "    {0, 0},"
+    yield "};"
+
+
+if __name__ == "__main__":
+    try:
+        print(build().libcuda.parent.parent)
+    except Missing as missing:
+        print(f"the GPU rig is left out: {missing}")
