@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engines.errors import ReleaseError
@@ -70,8 +70,11 @@ def _scratch_cleared(releases: Path) -> Iterator[None]:
     _clear_leftovers(releases)
     try:
         yield
-    finally:
-        _clear_leftovers(releases)
+    except BaseException:
+        with suppress(OSError):  # what failed first is what to tell; the next holder of the lock clears
+            _clear_leftovers(releases)
+        raise
+    _clear_leftovers(releases)
 
 
 def _clear_leftovers(releases: Path) -> None:

@@ -82,7 +82,7 @@ def table_rows(listed: "Sequence[ListedRelease]", served: Served) -> list[tuple[
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns as wide as their widest cell: never cut or folded, so that logs and grep have all."""
+    """Lines with columns as wide as their widest cell; never cut or folded: logs and grep have all."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -1,11 +1,7 @@
-"""Publishing: the old release or the new one, whoever is killed when, and however many publish at once."""
+"""Publishing: what lands in the version folder, in which order, and what a refusal leaves of it."""
 
 import os
 import shutil
-import subprocess
-import sys
-import textwrap
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -199,130 +195,6 @@ def test_a_busy_publisher_is_waited_for_only_so_long(
         with pytest.raises(ReleaseError, match="no other publisher"):
             publish_release(folder, version, model="tiny", trust=keys.trust, lock_seconds=0.05)
     publish_release(folder, version, model="tiny", trust=keys.trust)
-
-
-def test_many_publishers_at_once_leave_one_whole_release(
-    version: Path, write_release: WriteRelease, keys: Keys
-) -> None:
-    folders = [write_release(f"r{number}", release=number) for number in range(4)]
-    digests = set()
-    failures: list[BaseException] = []
-    publish_release(folders[0], version, model="tiny", trust=keys.trust)
-    stop = threading.Event()
-    seen = set()
-
-    def publish(folder: Path) -> None:
-        try:
-            for _ in range(4):
-                digests.add(publish_release(folder, version, model="tiny", trust=keys.trust).digest)
-        except BaseException as error:
-            failures.append(error)
-
-    def read() -> None:
-        try:
-            while not stop.is_set():
-                seen.add(load_release(version, model="tiny", trust=keys.trust).digest)
-        except BaseException as error:
-            failures.append(error)
-
-    reader = threading.Thread(target=read)
-    publishers = [threading.Thread(target=publish, args=(folder,)) for folder in folders for _ in range(2)]
-    for thread in (reader, *publishers):
-        thread.start()
-    for thread in publishers:
-        thread.join()
-    stop.set()
-    reader.join()
-    assert failures == []
-    assert seen <= digests
-    assert len(digests) == 4
-    assert load_release(version, model="tiny", trust=keys.trust).digest in digests
-    assert leftovers(version) == []
-
-
-# One process that forks a publisher per kill point: the child counts the calls that change the disk and kills
-# itself with SIGKILL at the given one, before it or after it.
-KILLER = textwrap.dedent(
-    """
-    import os, pathlib, shutil, signal, sys
-    from engines.publishing import publish_release
-    from engines.signing import verify_signature
-    from engines.trust import TrustSettings
-    import model_signing  # before the forks: once is enough
-
-    start, new, work, key = map(pathlib.Path, sys.argv[1:5])
-    trust = TrustSettings(keys=(key,))
-    CALLS = ("mkdir", "open", "write", "fsync", "rename", "replace", "unlink", "rmdir")
-
-    def die(at, after):
-        count = 0
-        def wrap(name):
-            real = getattr(os, name)
-            def call(*args, **kwargs):
-                nonlocal count
-                if name == "open" and not args[1] & os.O_CREAT:
-                    return real(*args, **kwargs)
-                count += 1
-                if count == at and not after:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                try:
-                    return real(*args, **kwargs)
-                finally:
-                    if count == at:
-                        os.kill(os.getpid(), signal.SIGKILL)
-            setattr(os, name, call)
-        for name in CALLS:
-            wrap(name)
-
-    at, done = 0, False
-    while not done:
-        at += 1
-        for after in (False, True):
-            place = work / f"{at}-{'after' if after else 'before'}"
-            shutil.copytree(start, place)
-            child = os.fork()
-            if child == 0:
-                die(at, after)
-                publish_release(new, place, model="tiny", trust=trust)
-                os._exit(0)
-            _, status = os.waitpid(child, 0)
-            if not os.WIFSIGNALED(status):
-                assert os.WEXITSTATUS(status) == 0, status
-                done = True
-    """
-)
-
-
-@pytest.mark.parametrize("damaged", [False, True], ids=["new", "repair"])
-def test_a_publisher_killed_at_any_step_leaves_the_old_or_the_new(
-    version: Path, tmp_path: Path, write_release: WriteRelease, keys: Keys, damaged: bool
-) -> None:
-    old, new = write_release("old", release=1), write_release("new", release=2)
-    expected = {publish_release(old, version, model="tiny", trust=keys.trust).digest}
-    scratch = tmp_path / "scratch" / "1"
-    digest = publish_release(new, scratch, model="tiny", trust=keys.trust).digest
-    expected.add(digest)
-    if damaged:  # a broken copy of the new release lies there already, not serving
-        (version / "releases" / digest).mkdir()
-        (version / "releases" / digest / "engine.json").write_text("{}")
-    work = tmp_path / "killed"
-    work.mkdir()
-    subprocess.run(
-        [sys.executable, "-c", KILLER, *map(str, (version, new, work, keys.public))],
-        check=True,
-        timeout=120,
-        cwd=Path(__file__).parents[2],
-    )
-    seen = set()
-    places = sorted(work.iterdir())
-    for place in places:
-        seen.add(load_release(place, model="tiny", trust=keys.trust).digest)
-        # and the next publisher finds nothing in its way, and clears what the killed one left
-        assert publish_release(new, place, model="tiny", trust=keys.trust).digest == digest
-        assert load_release(place, model="tiny", trust=keys.trust).digest == digest
-        assert leftovers(place) == []
-    assert seen == expected
-    assert len(places) > 2 * 15
 
 
 def test_leftovers_of_a_killed_publisher_do_not_reach_outside(
