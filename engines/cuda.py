@@ -12,6 +12,7 @@ Threads: any, inside `current()`. Waits for the GPU have no deadline of their ow
 so whoever watches the process must have one.
 """
 
+import atexit
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ import numpy.typing as npt
 
 from engines.driver import GPU_EXTRAS, GpuInfo, require_driver
 from engines.errors import DeviceError, DeviceMemoryError
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, which pycuda has no name for: never waits for the default stream
 
 
 @functools.cache
@@ -47,6 +50,8 @@ class Device:
         with _translated(cuda):
             cuda.init()
             self._context = cuda.Device(info.ordinal).retain_primary_context()
+        # Without this pycuda's own destructor, which knows no primary context, complains on stderr at the end.
+        atexit.register(self._context.detach)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -70,6 +75,16 @@ class Device:
     def allocate(self, nbytes: int) -> "DeviceMemory":
         """Uninitialised device memory, aligned to 256 bytes. DeviceMemoryError."""
         return DeviceMemory(self._cuda.mem_alloc(nbytes), nbytes)
+
+    def allocate_zeroed(self, nbytes: int, stream: "Stream") -> "DeviceMemory":
+        """Device memory that is zero for all that comes in `stream` after this. DeviceMemoryError."""
+        memory = self.allocate(nbytes)
+        try:
+            stream.zero(memory.address, nbytes)
+        except BaseException:
+            memory.free()
+            raise
+        return memory
 
     def page_locked(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> "PageLockedArray":
         """Zeroed host memory that the GPU copies from and to without a detour. DeviceMemoryError."""
@@ -133,32 +148,32 @@ class Stream:
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
-        self._stream = cuda.Stream(1)  # CU_STREAM_NON_BLOCKING: never waits for the default stream
-        self.handle = int(self._stream.handle)
+        self.driver_stream = cuda.Stream(_NON_BLOCKING)
+        self.handle = int(self.driver_stream.handle)
 
     def close(self) -> None:
         """Let go of it, inside `current()`, after the work in it is done. Idempotent."""
-        self._stream = None
+        self.driver_stream = None
 
     def synchronise(self) -> None:
         """Wait until everything issued so far is done."""
-        self._stream.synchronize()
+        self.driver_stream.synchronize()
 
     def zero(self, address: int, nbytes: int) -> None:
         """Fill device memory with zero bytes."""
-        self._cuda.memset_d8_async(address, 0, nbytes, self._stream)
+        self._cuda.memset_d8_async(address, 0, nbytes, self.driver_stream)
 
     def upload(self, address: int, source: npt.NDArray[Any]) -> None:
         """Copy a contiguous array to the device; it must stay unchanged until that is done."""
-        self._cuda.memcpy_htod_async(address, source, self._stream)
+        self._cuda.memcpy_htod_async(address, source, self.driver_stream)
 
     def download(self, target: npt.NDArray[Any], address: int) -> None:
         """Copy from the device into a contiguous array."""
-        self._cuda.memcpy_dtoh_async(target, address, self._stream)
+        self._cuda.memcpy_dtoh_async(target, address, self.driver_stream)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy within the device."""
-        self._cuda.memcpy_dtod_async(target, source, nbytes, self._stream)
+        self._cuda.memcpy_dtod_async(target, source, nbytes, self.driver_stream)
 
     def upload_box(self, address: int, source: npt.NDArray[Any], box: Box) -> None:
         """Copy contiguous host bytes into strided device memory from `address`."""
@@ -167,7 +182,7 @@ class Stream:
         copy.src_pitch, copy.src_height = box.width, box.rows
         copy.set_dst_device(address)
         copy.dst_pitch, copy.dst_height = box.device_pitch, box.device_rows
-        copy(self._stream)
+        copy(self.driver_stream)
 
     def download_box(self, target: npt.NDArray[Any], address: int, box: Box) -> None:
         """Copy strided device memory from `address` into contiguous host bytes."""
@@ -176,11 +191,11 @@ class Stream:
         copy.src_pitch, copy.src_height = box.device_pitch, box.device_rows
         copy.set_dst_host(target)
         copy.dst_pitch, copy.dst_height = box.width, box.rows
-        copy(self._stream)
+        copy(self.driver_stream)
 
     def event(self) -> "Event":
         """A mark in this stream, to be waited for."""
-        return Event(self._cuda, self._stream)
+        return Event(self._cuda, self)
 
     def _box_copy(self, box: Box) -> Any:
         copy = self._cuda.Memcpy3D()
@@ -191,17 +206,17 @@ class Stream:
 class Event:
     """Marks a place in a stream again and again, and waits for the last mark."""
 
-    def __init__(self, cuda: Any, stream: Any) -> None:
+    def __init__(self, cuda: Any, stream: Stream) -> None:
         self._event = cuda.Event(cuda.event_flags.DISABLE_TIMING)
         self._stream = stream
 
     def record(self) -> None:
         """Mark: everything issued before this."""
-        self._event.record(self._stream)
+        self._event.record(self._stream.driver_stream)
 
     def close(self) -> None:
         """Let go of it, inside `current()`. Idempotent."""
-        self._event = self._stream = None
+        self._event = None
 
     def wait(self) -> None:
         """Until the last mark is reached; at once where there is none."""

@@ -56,15 +56,14 @@ class CudaGraphRecorder:
         queue = driver.CUstream(stream)
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         _checked(driver, "cuStreamBeginCapture", queue, mode)
-        recorded = None
         try:
             enqueue()
+            recorded = _checked(driver, "cuStreamEndCapture", queue)
         except BaseException:
-            # the recording is broken or of no use; the stream must leave it whatever the driver says of it
+            # what was recorded is of no use, but the stream must leave recording, whatever the driver says of it
             _, recorded = driver.cuStreamEndCapture(queue)
             _drop(driver, recorded)
             raise
-        recorded = _checked(driver, "cuStreamEndCapture", queue)
         try:
             return _LaunchableGraph(driver, _checked(driver, "cuGraphInstantiate", recorded, 0))
         finally:

@@ -55,8 +55,7 @@ class DevicePool:
             device_pitch=self._head,
             device_rows=lanes * g.kv_heads,
         )
-        self._memory = device.allocate(kv_bytes(spec, lanes=lanes))
-        stream.zero(self._memory.address, self._memory.nbytes)
+        self._memory = device.allocate_zeroed(kv_bytes(spec, lanes=lanes), stream)
 
     def address(self, layer: int, kind: int, lane: int) -> int:
         """See `KVMemory.address`."""
@@ -67,17 +66,21 @@ class DevicePool:
         """Copy blocks of a lane into `out`, one buffer each; all are there when this returns."""
         self._check(blocks, out)
         start = self.address(0, 0, lane)
-        for block, target in zip(blocks, out, strict=True):
-            stream.download_box(target, start + block * self._row, self._box)
-        stream.synchronise()
+        try:
+            for block, target in zip(blocks, out, strict=True):
+                stream.download_box(target, start + block * self._row, self._box)
+        finally:
+            stream.synchronise()  # also after a failure: no copy may touch the buffers once they are given back
 
     def import_blocks(self, stream: Stream, lane: LaneId, blocks: range, payloads: Sequence[Bytes]) -> None:
         """Copy `payloads`, one buffer each, into blocks of a lane; none is needed when this returns."""
         self._check(blocks, payloads)
         start = self.address(0, 0, lane)
-        for block, source in zip(blocks, payloads, strict=True):
-            stream.upload_box(start + block * self._row, source, self._box)
-        stream.synchronise()
+        try:
+            for block, source in zip(blocks, payloads, strict=True):
+                stream.upload_box(start + block * self._row, source, self._box)
+        finally:
+            stream.synchronise()
 
     def free(self) -> None:
         """Give the memory back. Idempotent."""
@@ -99,8 +102,7 @@ class SharedLayer:
     """
 
     def __init__(self, device: Device, stream: Stream, spec: EngineSpec) -> None:
-        self._memory = device.allocate(layer_bytes(spec))
-        stream.zero(self._memory.address, self._memory.nbytes)
+        self._memory = device.allocate_zeroed(layer_bytes(spec), stream)
 
     def address(self, layer: int, kind: int, lane: int) -> int:
         """The same for every layer, and for keys and values."""
