@@ -103,6 +103,7 @@ deploy: $(ENGINE)/model.sig ## DEST=<Triton's backends> MODEL_REPO=<its models>:
 	@$(TC) install --dest "$(DEST)" --model-repo "$(MODEL_REPO)" --model $(MODEL) --key $(KEYS)/release.pub $(DEPLOY_FLAGS)
 
 test: $(VENV)/.testing ## run every test (TESTS=path and PYTEST_FLAGS narrow it)
+	@$(PY) -m tests.rig.build # a minute, once
 	@$(PY) -m pytest $(PYTEST_FLAGS) $(TESTS)
 
 lint: $(VENV)/.testing ## ruff and mypy --strict

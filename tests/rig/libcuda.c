@@ -194,7 +194,7 @@ EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
 
 EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
     ENTER_WITHOUT_CONTEXT("cuDevicePrimaryCtxRelease");
-    if (!known(device)) LEAVE(CUDA_ERROR_INVALID_DEVICE);
+    if (device < 0 || device >= MAX_DEVICES) LEAVE(CUDA_ERROR_INVALID_DEVICE);
     if (primary[device].retained == 0) LEAVE(CUDA_ERROR_INVALID_CONTEXT);
     if (primary[device].retained == 1) {  /* the last one: what was made in it goes with it */
         standin_drop_streams(&primary[device]);

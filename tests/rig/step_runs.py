@@ -9,24 +9,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.onnx_emit import WEIGHTS_FILE
+from engines.onnx_emit import WEIGHTS_FILE, as_bfloat16
 from tests.rig import plans
 from tests.rig.driver import StandIn
 
 Shape = tuple[int | str, ...]
 
-_KINDS: dict[int, Any] = {
-    TensorProto.INT64: np.dtype(np.int64),
-    TensorProto.FLOAT: np.dtype(np.float32),
-    TensorProto.FLOAT16: np.dtype(np.float16),
-    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+_KINDS: dict[int, tuple[str, Any]] = {  # numpy has no bfloat16
+    TensorProto.INT64: ("int64", np.dtype(np.int64)),
+    TensorProto.FLOAT: ("float32", np.dtype(np.float32)),
+    TensorProto.FLOAT16: ("float16", np.dtype(np.float16)),
+    TensorProto.BFLOAT16: ("bfloat16", np.dtype(np.uint16)),
 }
 SCRATCH_PATTERN = 0xA5
 
@@ -35,6 +34,7 @@ SCRATCH_PATTERN = 0xA5
 class Tensor:
     """A graph's input or output; sizes that a step decides are names."""
 
+    kind: str
     dtype: np.dtype[Any]
     shape: Shape
 
@@ -66,7 +66,7 @@ class StepRuns:
             node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "TensorScatter"
         }
         weights = content.weights
-        self._widened = any(tensor.dtype == ml_dtypes.bfloat16 for tensor in self.inputs.values())
+        self._widened = any(tensor.kind == "bfloat16" for tensor in self.inputs.values())
         if self._widened:
             model, weights = _widen(model, weights)
         options = ort.SessionOptions()
@@ -137,20 +137,23 @@ class StepRuns:
 
     def _run_widened(self, step: Step) -> None:
         names = list(self.outputs)
-        narrow = ml_dtypes.bfloat16
-        feed = {name: self._array(step, name) for name in self.inputs}
-        feed = {n: a.astype(np.float32) if a.dtype == narrow else a for n, a in feed.items()}
-        results = dict(zip(names, self._session.run(names, feed), strict=True))
-        for name, result in results.items():
-            np.copyto(self._array(step, name), result, casting="unsafe")
+        feed = {name: _wide(self._array(step, name), tensor) for name, tensor in self.inputs.items()}
+        for name, result in zip(names, self._session.run(names, feed), strict=True):
+            narrow = as_bfloat16(result) if self.outputs[name].kind == "bfloat16" else result
+            np.copyto(self._array(step, name), narrow)
+
+
+def _wide(array: npt.NDArray[Any], tensor: Tensor) -> npt.NDArray[Any]:
+    if tensor.kind != "bfloat16":
+        return array
+    return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
-    kind = value.type.tensor_type
-    return Tensor(
-        dtype=_KINDS[kind.elem_type],
-        shape=tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim),
-    )
+    found = value.type.tensor_type
+    kind, dtype = _KINDS[found.elem_type]
+    sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in found.shape.dim)
+    return Tensor(kind=kind, dtype=dtype, shape=tuple(sizes))
 
 
 def _widen(model: onnx.ModelProto, weights: memoryview) -> tuple[onnx.ModelProto, memoryview]:
@@ -169,8 +172,10 @@ def _widen(model: onnx.ModelProto, weights: memoryview) -> tuple[onnx.ModelProto
             raw = bytes(weights[start : start + int(stored["length"])])
         else:
             raw = tensor.raw_data
-        narrow = np.frombuffer(raw, ml_dtypes.bfloat16).reshape(tuple(tensor.dims))
-        tensor.CopyFrom(numpy_helper.from_array(narrow.astype(np.float32), tensor.name))
+        narrow = np.frombuffer(raw, np.uint16).reshape(tuple(tensor.dims))
+        tensor.CopyFrom(
+            numpy_helper.from_array((narrow.astype(np.uint32) << 16).view(np.float32), tensor.name)
+        )
     for node in graph.node:
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.i == TensorProto.BFLOAT16:

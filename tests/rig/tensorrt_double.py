@@ -8,6 +8,7 @@ member with the bindings of the real library.
 """
 
 import enum
+import json
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tests.rig import plans
+from tests.rig.builder_double import BUILDER_TYPES, LayerInformationFormat
 from tests.rig.driver import StandIn
 from tests.rig.step_runs import Bound, Step, StepRuns
 
@@ -162,7 +164,7 @@ class ICudaEngine:
 
     def get_tensor_dtype(self, name: str) -> DataType:
         kinds = {"int64": "INT64", "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
-        return DataType[kinds[self._runs.tensor(name).dtype.name]]
+        return DataType[kinds[self._runs.tensor(name).kind]]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         return tuple(size if isinstance(size, int) else -1 for size in self._runs.tensor(name).shape)
@@ -180,6 +182,9 @@ class ICudaEngine:
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
         return self._content.activations[profile_index]
 
+    def create_engine_inspector(self) -> "EngineInspector":
+        return EngineInspector(self)
+
     def create_execution_context(
         self, strategy: ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy.STATIC
     ) -> "IExecutionContext | None":
@@ -196,6 +201,23 @@ class ICudaEngine:
         self._runtime._logger.log(
             ILogger.Severity.ERROR, f"{method}: Error Code 3: API Usage Error ({reason})"
         )
+
+
+class EngineInspector:
+    """Says that every attention is fused, in the words of a TensorRT plan."""
+
+    def __init__(self, engine: ICudaEngine) -> None:
+        self._engine = engine
+
+    def get_engine_information(self, format: LayerInformationFormat) -> str:
+        layers = sum(name.startswith("past_key_") for name in self._engine._runs.inputs)
+        marks = ["", *(f" [profile {index}]" for index in range(1, self._engine.num_optimization_profiles))]
+        kernels = [
+            {"Name": f"_gemm_mha_v2_{layer}{mark}", "Metadata": f"[ONNX Layer: layers.{layer}.attention]"}
+            for layer in range(layers)
+            for mark in marks
+        ]
+        return json.dumps({"Layers": kernels})
 
 
 class IExecutionContext:
@@ -326,7 +348,7 @@ def _made() -> ModuleType:
     made.__version__ = plans.VERSION  # type: ignore[attr-defined]
     for thing in (
         DataType, TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy, ILogger, Runtime,
-        ICudaEngine, IExecutionContext,
+        ICudaEngine, IExecutionContext, EngineInspector, *BUILDER_TYPES,
     ):  # fmt: skip
         setattr(made, thing.__name__, thing)
     return made
