@@ -30,6 +30,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from backend.generation import Delta, ReplySink
+from backend.thread_names import show_thread_name
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ class Replies:
         return not self.thread.is_alive()
 
     def _run(self) -> None:
+        show_thread_name()
         running = True
         while running:
             touched, running = self._collect()

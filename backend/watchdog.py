@@ -30,6 +30,7 @@ from typing import Final, Protocol
 
 from backend.errors import BackendStuck
 from backend.metrics import Reading
+from backend.thread_names import show_thread_name
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ class Watchdog:
         self._looks += self.problem is None
 
     def _run(self) -> None:
+        show_thread_name()
         while not self._stopping.wait(LOOK_EVERY_S):
             try:
                 self.look()
