@@ -173,9 +173,8 @@ def test_a_torn_line_is_ended_by_the_next_and_skipped(tmp_path: Path) -> None:
     for cut in range(len(whole) + 1):
         (tmp_path / HISTORY).write_bytes(whole[:cut])
         append_history(tmp_path, Served(A, 60))
-        kept = whole[:cut].count(b"\n") + (
-            cut % 86 == 85
-        )  # of a line of 86 bytes only its end may be missing
+        only_its_end_is_missing = cut % 86 == 85
+        kept = whole[:cut].count(b"\n") + only_its_end_is_missing
         assert [served.digest for served in read_history(tmp_path)] == [*[A, B, C][:kept], A]
 
 
