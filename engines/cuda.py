@@ -50,7 +50,7 @@ class Device:
         with _translated(cuda):
             cuda.init()
             self._context = cuda.Device(info.ordinal).retain_primary_context()
-        # Without this pycuda's own destructor, which knows no primary context, complains on stderr at the end.
+        # pycuda's own destructor, which knows no primary context, would complain on stderr at the end
         atexit.register(self._context.detach)
 
     @contextmanager

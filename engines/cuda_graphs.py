@@ -60,7 +60,7 @@ class CudaGraphRecorder:
             enqueue()
             recorded = _checked(driver, "cuStreamEndCapture", queue)
         except BaseException:
-            # what was recorded is of no use, but the stream must leave recording, whatever the driver says of it
+            # what was recorded is of no use, but the stream must leave this mode, whatever it answers
             _, recorded = driver.cuStreamEndCapture(queue)
             _drop(driver, recorded)
             raise

@@ -70,7 +70,7 @@ class DevicePool:
             for block, target in zip(blocks, out, strict=True):
                 stream.download_box(target, start + block * self._row, self._box)
         finally:
-            stream.synchronise()  # also after a failure: no copy may touch the buffers once they are given back
+            stream.synchronise()  # also after a failure: the buffers go back to the caller
 
     def import_blocks(self, stream: Stream, lane: LaneId, blocks: range, payloads: Sequence[Bytes]) -> None:
         """Copy `payloads`, one buffer each, into blocks of a lane; none is needed when this returns."""

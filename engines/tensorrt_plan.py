@@ -40,9 +40,7 @@ class Plan:
         self._tensorrt = load_tensorrt()
         self._runtime, self._engine = deserialise(plan)
         inputs, outputs = self._tensors()
-        expected_in, expected_out = expected_tensors(spec, kv_dtype)
-        compare_tensors("input", expected_in, _named_sizes(inputs, expected_in))
-        compare_tensors("output", expected_out, _named_sizes(outputs, expected_out))
+        check_tensors(spec, kv_dtype, inputs, outputs)
         check_aliases(spec, {name: self._engine.get_aliased_input_tensor(name) for name in outputs})
         self.prefill, self.decode = choose_profiles(self._profiles(), spec)
 
@@ -112,6 +110,13 @@ def expected_tensors(spec: EngineSpec, kv_dtype: str) -> tuple[dict[str, _Tensor
         inputs[past] = cache
         outputs[present] = cache
     return inputs, outputs
+
+
+def check_tensors(spec: EngineSpec, kv_dtype: str, inputs: Tensors, outputs: Tensors) -> None:
+    """Inputs and outputs as a plan tells them must be the contract's. ReleaseError (step "contract")."""
+    expected_in, expected_out = expected_tensors(spec, kv_dtype)
+    compare_tensors("input", expected_in, _named_sizes(inputs, expected_in))
+    compare_tensors("output", expected_out, _named_sizes(outputs, expected_out))
 
 
 def cache_names(spec: EngineSpec) -> Iterator[tuple[str, str]]:
