@@ -1,4 +1,8 @@
-"""What every engine must do, as checks over the protocol alone. A broken engine fails an assert."""
+"""What every engine must do, as checks over the protocol alone. A broken engine fails an assert.
+
+Logits and KV of two ways to the same tokens have the same bits where the engine promises it (`spec.exact`),
+and differ by rounding elsewhere. What is copied always has the same bits.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -10,6 +14,15 @@ from engines.contract import Engine, LaneId
 Tokens = npt.NDArray[np.int64]
 
 POISON = np.float32(1e4)
+ROUNDING = 0.03  # of the largest value: two paths through a few half-precision layers differ by less
+
+
+def same(engine: Engine, one: npt.NDArray, other: npt.NDArray) -> bool:
+    """Equal, as far as the engine promises it."""
+    if engine.spec.exact:
+        return np.array_equal(one, other)
+    apart = np.abs(one.astype(np.float64) - other).max()
+    return bool(apart <= ROUNDING * np.abs(other).max())  # a NaN is not
 
 
 def some_tokens(engine: Engine, count: int, *, seed: int = 0) -> Tokens:
@@ -60,8 +73,10 @@ def cached(engine: Engine, lane: int, tokens: int) -> npt.NDArray[np.float32]:
     spec = engine.spec
     blocks = -(-tokens // spec.block_tokens)
     payloads = export(engine, lane, range(blocks)).view(spec.kv_dtype).reshape(blocks, *spec.block_shape)
-    joined = np.concatenate(list(payloads), axis=3)
-    return joined[:, :, :, :tokens]
+    joined = np.concatenate(list(payloads), axis=3)[:, :, :, :tokens]
+    if joined.dtype == np.uint16:  # bfloat16, which numpy has not
+        return (joined.astype(np.uint32) << 16).view(np.float32)
+    return joined
 
 
 def poison(engine: Engine, lane: int) -> None:
@@ -81,8 +96,8 @@ def split_prefill_equals_whole(engine: Engine) -> None:
     splits += [random.integers(1, 70, 40).tolist() for _ in range(6)]
     for cuts in splits:
         logits = prefill(engine, 1, tokens, cuts=[int(cut) for cut in cuts])
-        assert np.array_equal(logits, one_by_one), f"logits differ for parts {cuts}"
-        assert np.array_equal(cached(engine, 1, 200), kept), f"KV differs for parts {cuts}"
+        assert same(engine, logits, one_by_one), f"logits differ for parts {cuts}"
+        assert same(engine, cached(engine, 1, 200), kept), f"KV differs for parts {cuts}"
 
 
 def decode_equals_prefill(engine: Engine) -> None:
@@ -91,8 +106,8 @@ def decode_equals_prefill(engine: Engine) -> None:
     for position in range(10, 40):
         stepped = decode(engine, {0: (int(tokens[position]), position)})[0]
         whole = prefill(engine, 1, tokens[: position + 1])
-        assert np.array_equal(stepped, whole), f"position {position}"
-    assert np.array_equal(cached(engine, 0, 40), cached(engine, 1, 40))
+        assert same(engine, stepped, whole), f"position {position}"
+    assert same(engine, cached(engine, 0, 40), cached(engine, 1, 40))
 
 
 def batch_equals_lone(engine: Engine) -> None:
@@ -115,12 +130,12 @@ def batch_equals_lone(engine: Engine) -> None:
             int(ln): (int(sequences[ln][lengths[ln] + done[ln]]), lengths[ln] + done[ln]) for ln in chosen
         }
         for lane, logits in decode(engine, rows).items():
-            assert np.array_equal(logits, alone[lane][0][done[lane]]), (
+            assert same(engine, logits, alone[lane][0][done[lane]]), (
                 f"lane {lane} step {done[lane]} of {rows}"
             )
             done[lane] += 1
     for lane, count in lengths.items():
-        assert np.array_equal(cached(engine, lane, count + 20), alone[lane][1])
+        assert same(engine, cached(engine, lane, count + 20), alone[lane][1])
 
 
 def idle_lanes_stay(engine: Engine, *, steps: int) -> None:
@@ -177,14 +192,14 @@ def poison_is_not_read(engine: Engine) -> None:
     poison(engine, 2)
     dirty = [prefill(engine, 2, tokens[:77], cuts=[30])]
     dirty += [decode(engine, {2: (int(tokens[p]), p)})[2] for p in range(77, 90)]
-    assert all(np.array_equal(a, b) for a, b in zip(clean, dirty, strict=True))
+    assert all(same(engine, a, b) for a, b in zip(clean, dirty, strict=True))
 
 
 def lane_is_reused(engine: Engine) -> None:
     """A short sequence in a lane that held a longer one."""
     fresh = prefill(engine, 0, some_tokens(engine, 21, seed=13))
     prefill(engine, 1, some_tokens(engine, engine.spec.max_seq_len, seed=14))
-    assert np.array_equal(prefill(engine, 1, some_tokens(engine, 21, seed=13)), fresh)
+    assert same(engine, prefill(engine, 1, some_tokens(engine, 21, seed=13)), fresh)
 
 
 def blocks_round_trip(engine: Engine) -> None:
@@ -232,13 +247,13 @@ def resumed_equals_computed(engine: Engine, other: Engine | None = None) -> None
         payloads = export(engine, 0, range(blocks))
         poison(other, 1)
         other.import_blocks(LaneId(1), range(blocks), list(payloads))
-        assert np.array_equal(prefill(other, 1, tokens[blocks * bt :], start=blocks * bt), computed)
+        assert same(engine, prefill(other, 1, tokens[blocks * bt :], start=blocks * bt), computed)
     prefill(engine, 0, tokens[: 4 * bt])
     again = decode(engine, {0: (int(tokens[4 * bt]), 4 * bt)})[0]
     other.import_blocks(LaneId(1), range(4), list(export(engine, 0, range(4))))
     # a prompt that is cached whole computes its last two tokens again, over the same bits
     last_two = prefill(other, 1, tokens[4 * bt - 1 : 4 * bt + 1], start=4 * bt - 1)
-    assert np.array_equal(last_two, again)
+    assert same(engine, last_two, again)
 
 
 def last_position_is_usable(engine: Engine) -> None:
@@ -248,15 +263,19 @@ def last_position_is_usable(engine: Engine) -> None:
     blocks = range(whole_blocks(engine))
     for lane in (0, 1, 2):
         prefill(engine, lane, tokens)
-    before = {lane: export(engine, lane, blocks) for lane in (0, 1, 2)}
+    before = {lane: export(engine, lane, blocks) for lane in (0, 2)}
+    written = cached(engine, 1, spec.max_seq_len // spec.block_tokens * spec.block_tokens)
     last = spec.max_seq_len - 1
     by_decode = decode(engine, {1: (int(tokens[last]), last)})[1]
     by_prefill = prefill(engine, 1, tokens[last:], start=last)
     odd_part = prefill(engine, 1, tokens[last - 2 :], start=last - 2)
-    assert np.array_equal(by_decode, by_prefill)
-    assert np.array_equal(by_decode, odd_part)
-    for lane, kept in before.items():
-        assert np.array_equal(export(engine, lane, blocks), kept), f"lane {lane}"
+    assert same(engine, by_decode, by_prefill)
+    assert same(engine, by_decode, odd_part)
+    again = cached(engine, 1, written.shape[3])
+    assert np.array_equal(again[:, :, :, : last - 2], written[:, :, :, : last - 2]), "the past of lane 1"
+    assert same(engine, again, written)
+    for lane in (0, 2):
+        assert np.array_equal(export(engine, lane, blocks), before[lane]), f"lane {lane}"
 
 
 def refuses(call: Callable[[], object]) -> bool:

@@ -13,6 +13,8 @@ from engines.options import EngineOptions
 from tests.conftest import OpenEngine, open_release
 from tests.engines import behaviours, graph_changes
 from tests.engines.random_decoder import VOCAB, random_decoder
+from tests.gpu.on_host import OnHost
+from tests.rig.releases import open_on_rig
 
 CHECKS: dict[str, Callable[[Engine], None]] = {
     "split prefill equals whole": behaviours.split_prefill_equals_whole,
@@ -27,12 +29,14 @@ CHECKS: dict[str, Callable[[Engine], None]] = {
 }
 
 # A later engine joins by a name here and a branch in `subject`; it must give 4 lanes of 240 positions.
-SUBJECTS = ("int8", "int4", "fp32", "int8-every-feature", "fp32-every-feature")
+ON_CPU = ("int8", "int4", "fp32", "int8-every-feature", "fp32-every-feature")
+ON_GPU = ("tensorrt:float16", "tensorrt:bfloat16", "tensorrt:int4", "tensorrt:float16-every-feature")
 
 
-@pytest.fixture(scope="module", params=SUBJECTS)
+@pytest.fixture(scope="module", params=(*ON_CPU, *ON_GPU))
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    precision, _, features = request.param.partition("-")
+    target, _, rest = request.param.rpartition(":")
+    precision, _, features = rest.partition("-")
     decoder = random_decoder()
     if features:
         decoder = random_decoder(
@@ -46,17 +50,24 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             ffn=224,
         )
     options = BuildOptions(
-        precision=precision, lanes=4, max_seq_len=240, block_tokens=16, max_prefill_tokens=128
+        target=target or "onnxruntime",
+        precision=precision,
+        lanes=4,
+        max_seq_len=240,
+        block_tokens=16,
+        max_prefill_tokens=128,
     )
+    if target:
+        request.getfixturevalue("module_rig")
     folder = build_release(decoder, tmp_path_factory.mktemp("r"), model="small", release=1, options=options)
-    engine = open_release(folder, EngineOptions(threads=2))
+    engine = OnHost(open_on_rig(folder)) if target else open_release(folder, EngineOptions(threads=2))
     yield engine
     engine.close()
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
 def test_engine_keeps(check: Callable[[Engine], None], subject: Engine) -> None:
-    assert subject.spec.exact
+    assert subject.spec.exact != isinstance(subject, OnHost)  # promised on the CPU alone
     check(subject)
 
 

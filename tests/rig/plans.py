@@ -5,7 +5,7 @@ header 32 bytes | u64 length of the description | description (JSON) | ONNX mode
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -18,6 +18,7 @@ from engines.onnx_emit import EmittedGraph
 VERSION = "11.4.0.106"
 _HEADER = struct.Struct("<4sIqqBBBB4s")
 _LENGTH = struct.Struct("<Q")
+_NUMBERS = [int(part) & 0xFF for part in VERSION.split(".")]
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, tuple[Shape, Shape, Shape]]
@@ -67,15 +68,26 @@ def step_shapes(
     return {name: (shapes[0], shapes[1], shapes[2]) for name, shapes in triple.items()}
 
 
-def pack(graph: EmittedGraph, profiles: list[Shapes], *, version: str = VERSION) -> bytes:
+def pack(graph: EmittedGraph, profiles: list[Shapes]) -> bytes:
     """A plan of any graph and profiles."""
-    model = graph.model_bytes()
+    return _packed(graph.model_bytes(), graph.weights_bytes().tobytes(), profiles)
+
+
+def changed(plan: memoryview, change: Callable[[onnx.GraphProto], None]) -> bytes:
+    """The same plan with a changed graph."""
+    content = unpack(plan)
+    assert isinstance(content, Content), content
+    model = onnx.load_from_string(content.model)
+    change(model.graph)
+    return _packed(model.SerializeToString(), content.weights, content.profiles)
+
+
+def _packed(model: bytes, weights: bytes | memoryview, profiles: Sequence[Shapes]) -> bytes:
     description = json.dumps(
         {"model": len(model), "profiles": [dict(shapes) for shapes in profiles]}
     ).encode()
-    body = _LENGTH.pack(len(description)) + description + model + graph.weights_bytes().tobytes()
-    numbers = [int(part) & 0xFF for part in version.split(".")]
-    return _HEADER.pack(b"ftrt", 0, 1, _HEADER.size + len(body), *numbers, b"\0\0\0\0") + body
+    body = b"".join((_LENGTH.pack(len(description)), description, model, weights))
+    return _HEADER.pack(b"ftrt", 0, 1, _HEADER.size + len(body), *_NUMBERS, b"\0\0\0\0") + body
 
 
 def unpack(plan: memoryview) -> Content | str:
@@ -83,7 +95,7 @@ def unpack(plan: memoryview) -> Content | str:
     if len(plan) < _HEADER.size or bytes(plan[:4]) != b"ftrt":
         return "Serialization assertion stdVersionRead == kSERIALIZATION_VERSION failed. Magic tag mismatch"
     _, _, _, size, *numbers, _ = _HEADER.unpack_from(plan)
-    if numbers != [int(part) & 0xFF for part in VERSION.split(".")]:
+    if numbers != _NUMBERS:
         return "The engine plan file is not compatible with this version of TensorRT"
     if size != len(plan):
         return f"Serialization assertion failed: {size} bytes expected, {len(plan)} given"
