@@ -1,42 +1,59 @@
 """The composition root: the one place that names implementations and wires a decoder together.
 
-    settings → verified release → engine (warm, golden token answered) → cache → threads
+    settings → verified release → engine (warm, golden token answered) → cache → OpenRelease
+    OpenRelease, replies, step loop, admission, metrics, swapper → DecoderService
 
-Any step that refuses raises; whatever was opened before it is closed again, so that a failed load leaves
-nothing behind.
+What belongs to a release is built by `ReleaseOpener`, at load and again for each swap; everything else there
+is once per process. Any step that refuses raises; whatever was opened before it is closed again, so that a
+failed load leaves nothing behind.
 """
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from backend.access import Authoriser
-from backend.generation import Generation, ReplySink
+from backend.admission import Admission
+from backend.ledger import Ledger
 from backend.metrics import Instruments, Reading, RequestMetrics
 from backend.no_cache import NoCache
-from backend.parsing import RequestLimits, parse_generation
+from backend.open_release import OpenRelease
+from backend.parsing import RequestLimits
 from backend.parsing.limits import FORWARDED_HEADERS
 from backend.prefix_reuse import PrefixReuse
 from backend.replies import Replies
-from backend.sampling import NumpySampler
+from backend.sampling import NumpySampler, Sampler
 from backend.scheduler import Scheduler
-from backend.sequence import Sequence, open_sequence
 from backend.service import DecoderService
 from backend.settings import ModelSettings, NodeSettings
 from backend.step_loop import StepLoop
 from backend.stepper import Stepper
+from backend.swapper import Swapper, SwapSettings
 from backend.text import TextModel
+from backend.watched_release import release_dir
 from cachemgr import BlockFormat, CacheSecrets, LaneTier, PrefixCache, open_cache
-from engines import Engine, EngineManifest, EngineSpec, LanePool, load_release, open_engine
+from engines import (
+    Engine,
+    EngineManifest,
+    EngineSpec,
+    LanePool,
+    ReleaseError,
+    Runner,
+    VerifiedRelease,
+    load_release,
+    load_release_dir,
+    open_engine,
+    shares_kv,
+)
 
 MIN_PROMPT_BYTES = 64 * 1024
 PROMPT_BYTES_PER_TOKEN = 32
 
-HOST = "host"
-
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 def open_decoder(
@@ -50,33 +67,106 @@ def open_decoder(
     labels: Mapping[str, str],
 ) -> DecoderService:
     """Load the current release of `version_dir` and put it in service."""
-    release = load_release(version_dir, model=model, trust=node.trust)
-    manifest = release.manifest
-    text = TextModel.from_release(
-        release.files,
-        chat_template=manifest.chat_template,
-        eos_token_ids=manifest.eos_token_ids,
-        bos_token_id=manifest.bos_token_id,
-        add_bos=manifest.add_bos,
+    process = Process.around(settings, instruments, labels, forwarded_headers=node.forwarded_headers)
+    opener = ReleaseOpener(model, version_dir, node=node, process=process)
+    serving = opener.current(beside=None, run=at_once)
+    loop, admission = process.start_serving(serving, authoriser)
+    swapper = Swapper(
+        serving,
+        version_dir,
+        settings=SwapSettings(settings.swap, settings.swap_poll_s, settings.drain_s),
+        opener=opener,
+        loop=loop,
+        admission=admission,
+        metrics=process.metrics,
     )
-    with ExitStack() as undo:
-        engine = open_engine(release, settings.engine_options())
-        del release  # the engine has its own copy of the weights
-        undo.callback(engine.close)
-        cache = open_prefix_cache(engine.spec, manifest, settings=settings, node=node)
-        undo.callback(cache.close)
-        service = wire(
-            engine,
-            cache,
-            text=text,
-            settings=settings,
-            authoriser=authoriser,
-            instruments=instruments,
-            labels=labels,
-            forwarded_headers=node.forwarded_headers,
+    return DecoderService(
+        serving, loop=loop, admission=admission, replies=process.replies, drain_s=settings.drain_s,
+        swapper=swapper,
+    )  # fmt: skip
+
+
+def wire(
+    engine: Engine,
+    cache: PrefixCache,
+    *,
+    text: TextModel,
+    settings: ModelSettings,
+    authoriser: Authoriser,
+    instruments: Instruments,
+    labels: Mapping[str, str],
+    forwarded_headers: frozenset[str] = FORWARDED_HEADERS,
+    clock: Clock = time.monotonic,
+) -> DecoderService:
+    """Everything between a request and an engine that is open already, started. It serves no other."""
+    process = Process.around(settings, instruments, labels, forwarded_headers=forwarded_headers, clock=clock)
+    serving = process.assemble(engine, cache, text=text)
+    loop, admission = process.start_serving(serving, authoriser)
+    return DecoderService(
+        serving, loop=loop, admission=admission, replies=process.replies, drain_s=settings.drain_s
+    )
+
+
+def at_once(job: Callable[[], T], /) -> T:
+    """The runner of whoever has no engine at work yet."""
+    return job()
+
+
+class ReleaseOpener:
+    """Runs the whole load chain, from the signature to the golden token, and opens what passes it."""
+
+    def __init__(self, model: str, version_dir: Path, *, node: NodeSettings, process: "Process") -> None:
+        self._model = model
+        self._version_dir = version_dir
+        self._node = node
+        self._process = process
+
+    def current(self, *, beside: OpenRelease | None, run: Runner) -> OpenRelease:
+        """The release that `current` names. `beside` serves meanwhile; lanes and cache go on if they can."""
+        release = load_release(self._version_dir, model=self._model, trust=self._node.trust)
+        return self._open(release, beside=beside, run=run)
+
+    def published(self, digest: str, *, run: Runner) -> OpenRelease:
+        """A release of the version folder by its digest, whatever `current` names."""
+        folder = release_dir(self._version_dir, digest)
+        release = load_release_dir(folder, model=self._model, trust=self._node.trust)
+        if release.digest != digest:
+            found = f"{release.digest} in its folder"
+            raise ReleaseError("digest", expected=f"release {digest}", found=found)
+        return self._open(release, beside=None, run=run)
+
+    def _open(self, release: VerifiedRelease, *, beside: OpenRelease | None, run: Runner) -> OpenRelease:
+        manifest = release.manifest
+        text = TextModel.from_release(
+            release.files,
+            chat_template=manifest.chat_template,
+            eos_token_ids=manifest.eos_token_ids,
+            bos_token_id=manifest.bos_token_id,
+            add_bos=manifest.add_bos,
         )
-        undo.pop_all()
-    return service
+        options = self._process.settings.engine_options()
+        with ExitStack() as undo:
+            engine = open_engine(release, options, beside=beside.spec if beside else None, run=run)
+            del release  # the engine has its own copy of the weights
+            undo.callback(engine.close)
+            spec = engine.spec
+            if beside is not None and shares_kv(spec, beside.spec):
+                opened = self._process.assemble(engine, beside.cache, text=text, stepper=beside.stepper)
+            elif beside is not None and _same_blocks(spec, beside.spec):
+                opened = self._process.assemble(engine, beside.cache, text=text)
+            else:
+                cache = open_prefix_cache(spec, manifest, settings=self._process.settings, node=self._node)
+                undo.callback(cache.close)
+                opened = self._process.assemble(engine, cache, text=text)
+            undo.pop_all()
+        return opened
+
+
+def _same_blocks(one: EngineSpec, other: EngineSpec) -> bool:
+    """True if blocks of one are blocks of the other; the layout of their lanes may differ."""
+    return (one.kv_identity, one.block_shape, one.kv_dtype) == (
+        other.kv_identity, other.block_shape, other.kv_dtype
+    )  # fmt: skip
 
 
 def open_prefix_cache(
@@ -96,70 +186,104 @@ def open_prefix_cache(
     return open_cache(block_format, node.cache, CacheSecrets.load(node.secrets_dir))
 
 
-def wire(
-    engine: Engine,
-    cache: PrefixCache,
-    *,
-    text: TextModel,
-    settings: ModelSettings,
-    authoriser: Authoriser,
-    instruments: Instruments,
-    labels: Mapping[str, str],
-    forwarded_headers: frozenset[str] = FORWARDED_HEADERS,
-    clock: Clock = time.monotonic,
-) -> DecoderService:
-    """Everything between a request and the engine, started."""
-    spec = engine.spec
-    lanes = LanePool(spec)
-    tier = LaneTier(ttl_s=settings.lane_ttl_s)
-    reuse = PrefixReuse(engine, cache, lanes=lanes, tier=tier, clock=clock)
-    scheduler = Scheduler(spec, lanes, reuse=reuse, limits=settings.limits())
-    sampler = NumpySampler(spec.geometry.vocab_size)
+@dataclass(slots=True)
+class Process:
+    """What there is once, whichever release serves: settings, metrics, replies, and what hangs on them."""
 
-    def readings() -> list[Reading]:
-        host = (Reading(name, value, HOST) for name, value in cache.counters().items())
-        return [*reuse.readings(), Reading("integrity_failures_total", float(loop.integrity_failures)), *host]
+    settings: ModelSettings
+    metrics: RequestMetrics
+    replies: Replies
+    ledger: Ledger
+    forwarded_headers: frozenset[str]
+    clock: Clock
+    parts: list[tuple[StepLoop, Admission]] = field(default_factory=list)
+    """Filled once: metrics and replies are made before what they look at."""
 
-    metrics = RequestMetrics(instruments, labels, release=spec.digest[:16], readings=readings, clock=clock)
-    replies = Replies(cancel=lambda ticket: loop.cancel(ticket), after_round=metrics.publish, clock=clock)
-    stepper = Stepper(
-        engine,
-        scheduler,
-        sampler=sampler,
-        eos_token_ids=text.eos_token_ids,
-        outbox=replies,
-        observer=metrics,
-        clock=clock,
-    )
+    @classmethod
+    def around(
+        cls,
+        settings: ModelSettings,
+        instruments: Instruments,
+        labels: Mapping[str, str],
+        *,
+        forwarded_headers: frozenset[str],
+        clock: Clock = time.monotonic,
+    ) -> "Process":
+        """Everything that needs no release yet."""
+        parts: list[tuple[StepLoop, Admission]] = []
+        ledger = Ledger()
 
-    def begin(ticket: int, request: Generation, sink: ReplySink) -> Sequence:
-        row = sampler.row(
-            request.sampling,
-            request.prompt,
-            min_tokens=request.min_tokens,
-            eos_token_ids=text.eos_token_ids,
-            logprobs=request.logprobs,
+        def readings() -> list[Reading]:
+            found = ledger.readings()
+            for loop, admission in parts:
+                found.append(Reading("integrity_failures_total", float(loop.integrity_failures)))
+                found.append(Reading("requests_held", float(admission.waiting)))
+                if loop.serving is not None:
+                    found.append(Reading("serving_release", float(loop.serving.spec.release)))
+            return found
+
+        metrics = RequestMetrics(instruments, labels, release="-", readings=readings, clock=clock)
+
+        def after_round() -> None:
+            for _, admission in parts:
+                admission.expire()
+            metrics.publish()
+
+        def cancel(ticket: int) -> None:
+            for _, admission in parts:
+                admission.cancel(ticket)
+
+        replies = Replies(cancel=cancel, after_round=after_round, clock=clock)
+        return cls(settings, metrics, replies, ledger, forwarded_headers, clock, parts)
+
+    def start_serving(self, serving: OpenRelease, authoriser: Authoriser) -> tuple[StepLoop, Admission]:
+        """The step loop and the door, ready to be started by the service."""
+        settings = self.settings
+        loop = StepLoop(serving, max_inbox=settings.max_queue_size + serving.spec.lanes, clock=self.clock)
+        admission = Admission(
+            loop,
+            replies=self.replies,
+            authoriser=authoriser,
+            observer=self.metrics,
+            max_waiting=settings.max_queue_size,
+            keep_inputs=settings.swap == "drain",
+            clock=self.clock,
         )
-        out = text.stream(request.stop_words, min_tokens=request.min_tokens)
-        return open_sequence(ticket, request, sink=sink, text=out, row=row, max_seq_len=spec.max_seq_len)
+        self.metrics.load = lambda: loop.load
+        self.metrics.release = serving.name
+        self.parts.append((loop, admission))
+        return loop, admission
 
-    loop = StepLoop(stepper, begin, max_inbox=settings.max_queue_size + spec.lanes, clock=clock)
-    metrics.load = lambda: loop.load
-    limits = RequestLimits(
-        max_seq_len=spec.max_seq_len,
-        vocab_size=spec.geometry.vocab_size,
-        default_max_tokens=settings.default_max_tokens,
-        max_prompt_bytes=max(MIN_PROMPT_BYTES, PROMPT_BYTES_PER_TOKEN * spec.max_seq_len),
-        forwarded_headers=forwarded_headers,
-    )
-    parse = partial(parse_generation, limits=limits, text=text, hasher=cache.hashes, clock=clock)
-    return DecoderService(
-        parse=parse,
-        authoriser=authoriser,
-        loop=loop,
-        replies=replies,
-        engine=engine,
-        cache=cache,
-        observer=metrics,
-        drain_s=settings.drain_s,
-    )
+    def assemble(
+        self, engine: Engine, cache: PrefixCache, *, text: TextModel, stepper: Stepper | None = None
+    ) -> OpenRelease:
+        """A release around `engine`; with the `stepper` of another, it will take over the lanes of that."""
+        spec = engine.spec
+        limits = RequestLimits(
+            max_seq_len=spec.max_seq_len,
+            vocab_size=spec.geometry.vocab_size,
+            default_max_tokens=self.settings.default_max_tokens,
+            max_prompt_bytes=max(MIN_PROMPT_BYTES, PROMPT_BYTES_PER_TOKEN * spec.max_seq_len),
+            forwarded_headers=self.forwarded_headers,
+        )
+        own = stepper or self._stepper(engine, cache)
+        return OpenRelease(engine, cache, text=text, stepper=own, limits=limits, ledger=self.ledger)
+
+    def _stepper(self, engine: Engine, cache: PrefixCache) -> Stepper:
+        """Lanes of its own, and everything that decides about them."""
+        lanes = LanePool(engine.spec)
+        tier = LaneTier(ttl_s=self.settings.lane_ttl_s)
+        reuse = PrefixReuse(engine, cache, lanes=lanes, tier=tier, clock=self.clock)
+        scheduler = Scheduler(engine.spec, lanes, reuse=reuse, limits=self.settings.limits())
+        return Stepper(
+            engine,
+            scheduler,
+            sampler=self._sampler(engine),
+            outbox=self.replies,
+            observer=self.metrics,
+            clock=self.clock,
+        )
+
+    def _sampler(self, engine: Engine) -> Sampler:
+        """What turns logits into tokens; the place where a sampler on the engine's device is chosen."""
+        return NumpySampler(engine.spec.geometry.vocab_size)

@@ -59,6 +59,8 @@ class Generation:
     prompt_text: str = ""
     cache_salt: str = ""
     probe: bool = False
+    release: str = ""
+    """Whose tokenizer and limits it was read with: what output `release` says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,7 @@
 The step loop only appends a record when a request ends; the replies thread turns records into log lines and
 metric updates. Nothing happens per token.
 
-Threads: `ended` on the step loop; `refused` there and on the server's thread; `publish` on the replies
-thread.
+Threads: `ended` on the step loop; `refused` and `swapped` on any; `publish` on the replies thread.
 """
 
 import logging
@@ -21,12 +20,15 @@ PREFIX: Final = "tensorcache_"
 TTFT_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TPOT_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 GAUGES_EVERY_S: Final = 1.0
+SWAPPED: Final = "ok"
 
 _ENDED: Final = ("requests_total", "Requests that ended, by reason")
 _REFUSED: Final = (
     "requests_refused_total",
     "Requests that were turned away before they were queued, by reason",
 )
+_SWAPS: Final = ("swaps_total", "Attempts to swap the release, by outcome")
+_SWAP_REFUSALS: Final = ("swap_refusals_total", "Releases that a swap refused, by the check that did")
 _MAX_ID: Final = 128
 
 Labels = Mapping[str, str]
@@ -92,12 +94,23 @@ class Load:
     kv_tokens_used: int = 0
     kv_tokens_capacity: int = 0
 
+    def __add__(self, other: "Load") -> "Load":
+        """Both together."""
+        return Load(
+            requests_waiting=self.requests_waiting + other.requests_waiting,
+            requests_running=self.requests_running + other.requests_running,
+            queued_prefill_tokens=self.queued_prefill_tokens + other.queued_prefill_tokens,
+            kv_tokens_used=self.kv_tokens_used + other.kv_tokens_used,
+            kv_tokens_capacity=self.kv_tokens_capacity + other.kv_tokens_capacity,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
     """What is worth knowing of a request that ended. Times in seconds; TTFT None: it never got a token."""
 
     request_id: str
+    release: str
     outcome: str
     input_tokens: int
     output_tokens: int
@@ -112,6 +125,13 @@ class RefusedRequest:
     """What is known of a request that was turned away; `reason` is the name of the error."""
 
     request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """A swap that ended: "ok", or what refused it."""
+
     reason: str
 
 
@@ -139,10 +159,11 @@ class RequestMetrics:
         """`readings` gives what other parts count; called about once a second, on the replies thread."""
         self._instruments = instruments
         self._labels = dict(labels)
-        self._release = release
+        self.release = release
+        """The one that serves: what the log names for requests that none has read."""
         self._readings = readings
         self._clock = clock
-        self._ended: deque[EndedRequest | RefusedRequest] = deque()
+        self._ended: deque[EndedRequest | RefusedRequest | _Swap] = deque()
         self._next_gauges = 0.0
         self._outcomes: dict[tuple[str, str], Counter] = {}
         self._gauges: dict[tuple[str, str], Gauge] = {}
@@ -168,6 +189,7 @@ class RequestMetrics:
         self._ended.append(
             EndedRequest(
                 request_id=seq.request.request_id,
+                release=seq.request.release,
                 outcome=outcome,
                 input_tokens=seq.prompt_tokens,
                 output_tokens=output,
@@ -182,12 +204,18 @@ class RequestMetrics:
         """Keep a record for `publish`."""
         self._ended.append(RefusedRequest(request_id, reason))
 
+    def swapped(self, reason: str) -> None:
+        """Count a swap that ended: "ok", or what refused it."""
+        self._ended.append(_Swap(reason))
+
     def publish(self) -> None:
         """Log and count what ended; refresh the gauges about once a second."""
         while self._ended:
             ended = self._ended.popleft()
             if isinstance(ended, RefusedRequest):
                 self._publish_refused(ended)
+            elif isinstance(ended, _Swap):
+                self._publish_swap(ended)
             else:
                 self._publish_ended(ended)
         now = self._clock()
@@ -199,7 +227,7 @@ class RequestMetrics:
         log.info(
             "request id=%s release=%s input=%d output=%d cached=%d ttft_ms=%s total_ms=%.1f reason=%s",
             _shown(ended.request_id),
-            self._release,
+            ended.release,
             ended.input_tokens,
             ended.output_tokens,
             ended.cached_tokens,
@@ -218,9 +246,14 @@ class RequestMetrics:
 
     def _publish_refused(self, refused: RefusedRequest) -> None:
         shown = _shown(refused.request_id)
-        log.info("request id=%s release=%s refused reason=%s", shown, self._release, refused.reason)
+        log.info("request id=%s release=%s refused reason=%s", shown, self.release, refused.reason)
         self._count_reason(*_ENDED, refused.reason)
         self._count_reason(*_REFUSED, refused.reason)
+
+    def _publish_swap(self, swap: _Swap) -> None:
+        self._count_reason(*_SWAPS, swap.reason)
+        if swap.reason != SWAPPED:
+            self._count_reason(*_SWAP_REFUSALS, swap.reason)
 
     def _count_reason(self, name: str, description: str, reason: str) -> None:
         counter = self._outcomes.get((name, reason))

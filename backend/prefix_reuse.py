@@ -78,6 +78,10 @@ class PrefixReuse:
         hits = [Reading("hit_tokens_total", float(tokens), tier) for tier, tokens in self.hit_tokens.items()]
         return [*hits, Reading("cache_errors_total", float(self.cache_errors))]
 
+    def adopt(self, engine: Engine) -> None:
+        """Move KV through `engine` from now on: it has the lanes, as they are."""
+        self._engine = engine
+
     def acquire(self, seq: Running) -> None:
         """Ask for the known blocks of the prompt; an earlier lease is let go after the new one pins."""
         before, seq.lease = seq.lease, None

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from backend.errors import Overloaded
-from backend.metrics import Load
+from backend.metrics import Load, Reading
 from backend.prefix_reuse import PrefixReuse
 from backend.sequence import Sequence, State
 from cachemgr import BlockHash
-from engines import EngineError, EngineSpec, LanePool
+from engines import Engine, EngineError, EngineSpec, LanePool
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,9 +103,22 @@ class Scheduler:
             kv_tokens_capacity=self._spec.lanes * self._spec.max_seq_len,
         )
 
+    def readings(self) -> list[Reading]:
+        """Totals for the metrics page."""
+        return self._reuse.readings()
+
+    def adopt(self, engine: Engine) -> None:
+        """Plan for `engine`, which took over the lanes; who owns which goes on."""
+        self._spec = engine.spec
+        self._reuse.adopt(engine)
+
     def submit(self, seq: Sequence) -> None:
-        """Queue a sequence. Raises Overloaded when `max_queue_size` others wait for a lane already."""
-        if len(self._queue) >= self._limits.max_queue_size + self._lanes.free:
+        """Queue a sequence. Raises Overloaded when `max_queue_size` others wait for a lane already.
+
+        One that waited before is let in: the bound was kept when it came.
+        """
+        waited = seq.asked is not None and seq.asked.waited
+        if len(self._queue) >= self._limits.max_queue_size + self._lanes.free and not waited:
             limit = self._limits.max_queue_size
             raise Overloaded(f"queue is full: {len(self._queue)} requests wait, max_queue_size is {limit}")
         self._queue.append(seq)
@@ -148,6 +161,13 @@ class Scheduler:
         seq.state = State.ENDED
         self._forget_making(seq, seq.hashes)
         self._reuse.leave(seq, retain=retain)
+
+    def withdraw(self) -> list[Sequence]:
+        """Give back all sequences without a lane, oldest first, as if they had never been submitted."""
+        queued = list(self._queue)
+        for seq in queued:
+            self.end(seq, retain=False)
+        return queued
 
     def expired(self, now: float) -> list[Sequence]:
         """Open sequences whose deadline has passed."""

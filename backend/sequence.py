@@ -11,6 +11,7 @@ Invariants
 - `written` ≤ `length`; in DECODE exactly one known token is not written yet.
 - `lane` is set in PREFILL and DECODE only; `lease` in LOADING only.
 - Blocks 0 … `kept` − 1 need no export: the cache had them, took them, or refused them.
+- Its tokens are read by the release it was opened under (`text`, `eos`), whichever engine runs it meanwhile.
 
 Threads: owned by the step loop.
 """
@@ -22,6 +23,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from backend.asked import Asked
 from backend.generation import Delta, Generation, ReplySink
 from backend.sampling import SamplerRow
 from cachemgr import BlockHash, Lease
@@ -66,6 +68,8 @@ class Sequence:
     text: TextStream
     row: SamplerRow
     last_token: int
+    eos: frozenset[int] = frozenset()
+    asked: Asked | None = None
     state: State = State.WAITING
     lane: LaneId | None = None
     lease: Lease | None = None
@@ -103,7 +107,14 @@ class Sequence:
 
 
 def open_sequence(
-    ticket: int, request: Generation, *, sink: ReplySink, text: TextStream, row: SamplerRow, max_seq_len: int
+    ticket: int,
+    request: Generation,
+    *,
+    sink: ReplySink,
+    text: TextStream,
+    row: SamplerRow,
+    eos: frozenset[int],
+    max_seq_len: int,
 ) -> Sequence:
     """A WAITING sequence. The last sample needs no position: at most max_seq_len − prompt + 1 tokens."""
     prompt = request.prompt
@@ -111,4 +122,4 @@ def open_sequence(
     tokens = np.empty(prompt.shape[0] + samples, dtype=np.int64)
     tokens[: prompt.shape[0]] = prompt
     hashes = list(request.block_hashes) if request.use_cache else []
-    return Sequence(ticket, request, sink, tokens, prompt.shape[0], hashes, text, row, int(prompt[-1]))
+    return Sequence(ticket, request, sink, tokens, prompt.shape[0], hashes, text, row, int(prompt[-1]), eos)

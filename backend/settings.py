@@ -33,7 +33,10 @@ _HeaderName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9!#$%&'*+.^_|~-]{1,
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters of a decoder's config.pbtxt. `None`: what the release says. Chunks are tokens per step."""
+    """Parameters of a decoder's config.pbtxt. `None`: what the release says. Chunks are tokens per step.
+
+    `drain_s`: what open streams have to end when the backend closes, or before a swap that drains.
+    """
 
     lanes: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
@@ -45,11 +48,27 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: Literal["on", "off"] = "on"
     lane_ttl_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 20.0
+    swap: Literal["side_by_side", "drain", "off"] = "side_by_side"
+    swap_poll_s: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 1.0
+    watchdog_s: Annotated[float, msgspec.Meta(ge=0.5, le=3600)] = 4.0
+    sampler: Literal["auto", "host", "device"] = "auto"
+    device: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    cuda_graphs: bool = True
+    recheck_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 300.0
+    rehash_s: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] = 86_400.0
+    recheck_unready: bool = False
     tp_size: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     def engine_options(self) -> EngineOptions:
-        """The part an engine is opened with."""
-        return EngineOptions(threads=self.threads, lanes=self.lanes, max_seq_len=self.max_seq_len)
+        """The part an engine is opened with: it gets no prefill longer than the largest chunk of a step."""
+        return EngineOptions(
+            threads=self.threads,
+            lanes=self.lanes,
+            max_seq_len=self.max_seq_len,
+            max_prefill_tokens=max(self.idle_chunk_tokens, self.prefill_chunk_tokens),
+            device=self.device,
+            cuda_graphs=self.cuda_graphs,
+        )
 
     def limits(self) -> SchedulerLimits:
         """The part the scheduler keeps."""

@@ -1,17 +1,26 @@
 """The step loop: one thread that owns scheduler, engine and cache calls, fed through an inbox.
 
     T1, T4 ──submit, cancel──▶ inbox ──▶ T2: step, step, step … ──deltas──▶ outbox ──▶ T4
+    swapper ──call(job)──────▶ inbox ──▶ T2: at most one job between two steps
+
+It drives the stepper of the release that serves and, after a swap to other KV, that of the one before, until
+the last sequence of that one has ended.
 
 While nothing is open the thread sleeps on its inbox. `heartbeat` is the clock at the last turn of the loop:
-it moves at least once per IDLE_BEAT_S unless a step takes longer, which is what a watchdog looks at.
+it moves at least once per IDLE_BEAT_S unless a step or a job takes longer, which is what a watchdog looks at;
+`job_since` tells the two apart.
 
 Invariants
 - A submission is either refused by raising, or ends with exactly one last delta: the inbox is closed under
   a lock before it is emptied for the last time, so nothing can slip in behind.
+- A sequence is submitted to the release that serves, or not at all (NotServing): that is asked under the same
+  lock that a switch takes. What came in before a switch is in the inbox before its `_Leave`, so a stepper
+  that is left gets no more sequences after that message.
 - An exception that no step expects ends the loop: all open requests fail with its text, later ones are
-  refused.
+  refused. An exception in a job is its asker's.
 
-Threads: `submit`, `cancel`, `stop` from any; everything the stepper owns belongs to the loop's thread.
+Threads: `submit`, `cancel`, `stop`, `call`, `switch`, `close_door` from any; everything a stepper owns
+belongs to the loop's thread.
 """
 
 import itertools
@@ -19,21 +28,37 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from backend.errors import BackendError, EngineFailed, Overloaded
-from backend.generation import Generation, ReplySink
+from backend.loop_job import LoopJob
+from backend.metrics import Load
+from backend.open_release import OpenRelease
 from backend.sequence import Sequence
 from backend.stepper import Stepper
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 IDLE_BEAT_S = 1.0
 LOADING_BEAT_S = 0.002
 LOAD_EVERY_S = 0.5
 JOIN_MARGIN_S = 30.0
+JOB_LIMIT_S = 120.0
+"""How long a job may wait for its turn: far longer than any step."""
 
-OpenSequence = Callable[[int, Generation, ReplySink], Sequence]
+
+class NotServing(Exception):
+    """The release that a request was read under does not serve any more: read it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    seq: Sequence
+    stepper: Stepper
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +67,41 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Leave:
+    """The stepper gets nothing any more; tell when its last sequence has ended."""
+
+    stepper: Stepper
+    left: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     deadline: float
 
 
-class StepLoop:
-    """Runs a stepper on its own thread."""
+_Message = _Submit | _Cancel | _Leave | _Stop | LoopJob[object]
 
-    def __init__(
-        self, stepper: Stepper, open_sequence: OpenSequence, *, max_inbox: int, clock: Callable[[], float]
-    ) -> None:
-        """`open_sequence` runs on the caller's thread; `max_inbox` bounds what waits for the next turn."""
-        self._stepper = stepper
-        self._open_sequence = open_sequence
+
+class StepLoop:
+    """Runs steppers on its own thread."""
+
+    def __init__(self, release: OpenRelease, *, max_inbox: int, clock: Callable[[], float]) -> None:
+        """`release` serves first; `max_inbox` bounds what waits for the next turn."""
+        self._serving: OpenRelease | None = release
+        self._steppers = [release.stepper]
+        self._leaving: list[_Leave] = []
         self._max_inbox = max_inbox
         self._clock = clock
-        self._inbox: SimpleQueue[Sequence | _Cancel | _Stop] = SimpleQueue()
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._door = threading.Lock()
         self._closed: BackendError | None = None
         self._tickets = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         self._next_load = 0.0
         self.heartbeat = clock()
-        self.load = stepper.scheduler.load()
+        self.job_since: float | None = None
+        """When the job that runs now began."""
+        self.load = release.stepper.scheduler.load()
         self.integrity_failures = 0
 
     def start(self) -> None:
@@ -72,34 +109,79 @@ class StepLoop:
         self._thread.start()
 
     @property
+    def serving(self) -> OpenRelease | None:
+        """The release that gets the submissions."""
+        return self._serving
+
+    @property
+    def alive(self) -> bool:
+        """True until the thread ends; it may refuse submissions already."""
+        return self._thread.is_alive()
+
+    @property
     def ready(self) -> bool:
         """True while the loop runs and takes submissions."""
-        return self._closed is None and self._thread.is_alive()
+        return self._closed is None and self.alive
 
-    def submit(self, request: Generation, sink: ReplySink) -> int:
-        """Hand a request over; the ticket is for `cancel`. Raises Overloaded; EngineFailed after a crash."""
-        if self._inbox.qsize() >= self._max_inbox:
+    @property
+    def busy(self) -> bool:
+        """True while a sequence is open or a message waits."""
+        return self._any_open() or not self._inbox.empty()
+
+    def new_ticket(self) -> int:
+        """A number for a request: what `cancel` takes."""
+        return next(self._tickets)
+
+    def submit(self, seq: Sequence, release: OpenRelease) -> None:
+        """Hand over what `release` began. Raises Overloaded, NotServing; EngineFailed after a crash."""
+        waited = seq.asked is not None and seq.asked.waited
+        if self._inbox.qsize() >= self._max_inbox and not waited:
             raise Overloaded(f"queue is full: {self._max_inbox} requests wait for the next step")
-        seq = self._open_sequence(next(self._tickets), request, sink)
         with self._door:
             if self._closed is not None:
                 raise self._closed
-            self._inbox.put(seq)
-        return seq.ticket
+            if self._serving is None or release.stepper is not self._serving.stepper:
+                raise NotServing
+            self._inbox.put(_Submit(seq, release.stepper))
 
     def cancel(self, ticket: int) -> None:
         """End a request before the next step; no effect when it has ended."""
         self._inbox.put(_Cancel(ticket))
 
+    def call(self, job: Callable[[], T], /) -> T:
+        """Run `job` on the loop's thread between two steps; what it returns or raises."""
+        posted = LoopJob(job)
+        with self._door:
+            if self._closed is not None:
+                raise self._closed
+            self._inbox.put(posted)
+        return posted.wait(JOB_LIMIT_S, alive=lambda: self.alive)
+
+    def switch(self, release: OpenRelease | None) -> threading.Event:
+        """From now on `release` gets the submissions; None: nobody.
+
+        The event is set once the last sequence of the stepper before has ended; never if that goes on with
+        the new release, or if it is switched back to.
+        """
+        left = threading.Event()
+        with self._door:
+            before, self._serving = self._serving, release
+            if before is not None and (release is None or before.stepper is not release.stepper):
+                self._inbox.put(_Leave(before.stepper, left))
+        return left
+
+    def close_door(self, error: BackendError) -> None:
+        """Refuse everything from now on with `error`, also if the loop's thread hangs in an engine call."""
+        with self._door:
+            self._closed = self._closed or error
+
     def stop(self, *, drain_s: float) -> None:
         """Refuse new requests, give open ones `drain_s`, fail what is left, end the thread. Idempotent."""
-        with self._door:
-            if self._closed is None:
-                self._closed = Overloaded("the backend is closing")
-                self._inbox.put(_Stop(self._clock() + drain_s))
-        if self._thread.is_alive():
+        self.close_door(Overloaded("the backend is closing"))
+        self._inbox.put(_Stop(self._clock() + drain_s))
+        if self.alive:
             self._thread.join(drain_s + JOIN_MARGIN_S)
-            if self._thread.is_alive():
+            if self.alive:
                 log.error(
                     "step loop did not end within %.0f s: an engine call hangs", drain_s + JOIN_MARGIN_S
                 )
@@ -107,31 +189,57 @@ class StepLoop:
     def _run(self) -> None:
         try:
             self._turn_until_stopped()
-            self._stepper.fail_all(Overloaded("the backend is closing"))
+            self._end_all(Overloaded("the backend is closing"))
         except Exception as error:
             log.exception("step loop failed; the backend takes no more requests")
             self._crash(error)
 
     def _turn_until_stopped(self) -> None:
-        stepper = self._stepper
         stop: _Stop | None = None
         wait_s = IDLE_BEAT_S
         checked = True
-        while stop is None or (stepper.busy and self._clock() < stop.deadline):
-            was_busy = stepper.busy
-            stop = self._take(wait_s) or stop
+        while stop is None or (self._any_open() and self._clock() < stop.deadline):
+            was_busy = self._any_open()
+            taken = self._take(wait_s)
+            stop = stop or taken
             self.heartbeat = self._clock()
-            checked = not stepper.busy and (checked or (not was_busy and self._checked()))
-            progressed = stepper.busy and stepper.step()
-            stepper.flush()
+            busy = self._any_open()
+            checked = not busy and (checked or (not was_busy and self._checked()))
+            progressed = self._step()
+            self._let_go()
             self._measure_load()
-            waits = LOADING_BEAT_S if stepper.busy else IDLE_BEAT_S
-            wait_s = 0.0 if progressed and stepper.busy else waits
+            busy = self._any_open()
+            waits = LOADING_BEAT_S if busy else IDLE_BEAT_S
+            wait_s = 0.0 if progressed and busy else waits
+
+    def _any_open(self) -> bool:
+        return any(stepper.busy for stepper in self._steppers)
+
+    def _step(self) -> bool:
+        """One step of each stepper; False if none had anything to run."""
+        progressed = False
+        for stepper in self._steppers:
+            progressed = (stepper.busy and stepper.step()) or progressed
+            stepper.flush()
+        return progressed
+
+    def _let_go(self) -> None:
+        """Forget the steppers that nobody needs any more, and say so; take in the one that serves."""
+        serving = self._serving.stepper if self._serving is not None else None
+        for leave in [leave for leave in self._leaving if leave.stepper is serving]:
+            self._leaving.remove(leave)  # it was taken back
+        for leave in [leave for leave in self._leaving if not leave.stepper.busy]:
+            self._leaving.remove(leave)
+            self._steppers = [stepper for stepper in self._steppers if stepper is not leave.stepper]
+            leave.left.set()
+        if serving is not None and serving not in self._steppers:
+            self._steppers = [*self._steppers, serving]
 
     def _checked(self) -> bool:
         """Look for lost lanes and leases, once when a whole idle beat has passed: nothing waits for it."""
         try:
-            self._stepper.scheduler.check_integrity()
+            for stepper in self._steppers:
+                stepper.scheduler.check_integrity()
         except AssertionError:
             self.integrity_failures += 1
             log.exception("the idle scheduler broke an invariant; it goes on, a restart is advised")
@@ -139,34 +247,66 @@ class StepLoop:
 
     def _measure_load(self) -> None:
         """Refresh `load` for the metrics page, whenever the loop runs dry and twice a second else."""
-        if self.heartbeat >= self._next_load or not self._stepper.busy:
+        if self.heartbeat >= self._next_load or not self._any_open():
             self._next_load = self.heartbeat + LOAD_EVERY_S
-            self.load = self._stepper.scheduler.load()
+            self.load = reduce(add, (stepper.scheduler.load() for stepper in self._steppers), Load())
 
     def _take(self, wait_s: float) -> _Stop | None:
-        """Handle everything in the inbox, waiting up to `wait_s` for the first message."""
+        """Handle what is in the inbox, waiting up to `wait_s` for the first message.
+
+        A job ends the turn: whoever posts one after the other must not hold up the steps.
+        """
         stop: _Stop | None = None
         try:
             message = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
-            while True:
-                if isinstance(message, Sequence):
-                    self._stepper.submit(message)
-                elif isinstance(message, _Cancel):
-                    self._stepper.cancel(message.ticket)
-                else:
-                    stop = message
+            while not isinstance(message, LoopJob):
+                stop = self._handle(message) or stop
                 message = self._inbox.get_nowait()
         except Empty:
             return stop
+        self._work(message)
+        return stop
+
+    def _handle(self, message: _Submit | _Cancel | _Leave | _Stop) -> _Stop | None:
+        if isinstance(message, _Submit):
+            if message.stepper not in self._steppers:
+                self._steppers = [*self._steppers, message.stepper]
+            message.stepper.submit(message.seq)
+        elif isinstance(message, _Cancel):
+            for stepper in self._steppers:
+                stepper.cancel(message.ticket)
+        elif isinstance(message, _Leave):
+            self._leaving.append(message)
+        else:
+            return message
+        return None
+
+    def _work(self, job: LoopJob[object]) -> None:
+        self.job_since = self.heartbeat = self._clock()
+        try:
+            job.run()
+        finally:
+            self.job_since = None
+
+    def _end_all(self, error: BackendError) -> None:
+        """Fail whoever is inside, also those still in the inbox; the door is closed."""
+        while not self._inbox.empty():
+            message = self._inbox.get_nowait()
+            if isinstance(message, LoopJob):
+                message.refuse(error)
+            else:
+                self._handle(message)
+        for stepper in self._steppers:
+            stepper.fail_all(error)
+        self._let_go()
 
     def _crash(self, error: Exception) -> None:
-        """Close the door, then fail whoever is inside, also those still in the inbox."""
         failed = EngineFailed(f"the backend stopped: {type(error).__name__}: {error}")
         with self._door:
             self._closed = failed
         try:
-            self._take(0.0)
-            self._stepper.fail_all(failed)
+            self._end_all(failed)
         except Exception:
             log.exception("the scheduler is broken too; telling open requests directly")
-            self._stepper.abandon(failed)
+            for stepper in self._steppers:
+                stepper.abandon(failed)

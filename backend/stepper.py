@@ -11,7 +11,7 @@ Invariants
 Threads: owned by the step loop; nothing here blocks but the engine.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from backend.errors import BackendError, EngineFailed
 from backend.generation import Delta, FinishReason, ReplySink, Usage
+from backend.metrics import Reading
 from backend.sampling import Sampled, Sampler
 from backend.scheduler import PrefillPart, Scheduler
 from backend.sequence import Sequence as Running
@@ -55,7 +56,6 @@ class Stepper:
         scheduler: Scheduler,
         *,
         sampler: Sampler,
-        eos_token_ids: Collection[int],
         outbox: Outbox,
         observer: Observer,
         clock: Callable[[], float],
@@ -63,7 +63,6 @@ class Stepper:
         self._engine = engine
         self._scheduler = scheduler
         self._sampler = sampler
-        self._eos = frozenset(eos_token_ids)
         self._outbox = outbox
         self._observer = observer
         self._clock = clock
@@ -79,6 +78,28 @@ class Stepper:
     def scheduler(self) -> Scheduler:
         """The scheduler, for gauges and integrity checks on the same thread."""
         return self._scheduler
+
+    def readings(self) -> list[Reading]:
+        """Totals for the metrics page."""
+        return self._scheduler.readings()
+
+    @property
+    def sampler(self) -> Sampler:
+        """Makes the rows that sequences of this stepper need."""
+        return self._sampler
+
+    def adopt(self, engine: Engine) -> None:
+        """Go on with `engine`, which takes over the lanes as they are. Between two steps."""
+        engine.adopt_kv(self._engine)
+        self._engine = engine
+        self._scheduler.adopt(engine)
+
+    def withdraw(self) -> list[Running]:
+        """Take back, in order, every sequence that has no lane yet; its caller has heard nothing so far."""
+        queued = self._scheduler.withdraw()
+        for seq in queued:
+            del self._open[seq.ticket]
+        return queued
 
     def submit(self, seq: Running) -> None:
         """Queue a sequence, or tell it at once that there is no room."""
@@ -190,7 +211,7 @@ class Stepper:
         seq.append(token)
         unsent = seq.unsent
         unsent.token_ids.append(token)
-        if token in self._eos and not seq.request.ignore_eos:
+        if token in seq.eos and not seq.request.ignore_eos:
             self._finish(seq, FinishReason.STOP)
             return
         text = seq.text.push(token)

@@ -39,7 +39,6 @@ from engines import EngineError
 log = logging.getLogger(__name__)
 
 FACADE_PARAMETER: Final = "facade_for"
-RELEASE_DIGITS: Final = 16
 
 
 def _pb_utils() -> Any:
@@ -135,14 +134,13 @@ class _Decoder:
         if call is not None:
             self._send_receipt(response_sender)
         wanted = frozenset(request.requested_output_names())
-        release = self._service.release[:RELEASE_DIGITS]
 
         def sender(generation: Generation | None) -> TritonSender:
             return TritonSender(
                 self._pb,
                 response_sender,
                 statuses=self._statuses,
-                encode=ResponseTensors(self._pb, wanted, release=release, generation=generation),
+                encode=ResponseTensors(self._pb, wanted, generation),
                 call=call,
             )
 
@@ -163,14 +161,15 @@ class _Decoder:
 
 
 class ResponseTensors:
-    """Turns deltas of one generation into output tensors, only those the caller wants (none named: all)."""
+    """Turns deltas of one generation into output tensors, only those the caller wants (none named: all).
 
-    def __init__(
-        self, pb_utils: Any, wanted: frozenset[str], *, release: str, generation: Generation | None
-    ) -> None:
+    `release` is the one that read the request; empty if none did before its end.
+    """
+
+    def __init__(self, pb_utils: Any, wanted: frozenset[str], generation: Generation | None) -> None:
         self._pb = pb_utils
         self._wanted = wanted
-        self._release = release
+        self._release = generation.release if generation is not None else ""
         self._logprobs = generation is not None and generation.logprobs
 
     def __call__(self, delta: Delta) -> list[Any]:

@@ -66,15 +66,17 @@ def parse_generation(
     namespace: str,
     clock: Callable[[], float],
     fresh_seed: Callable[[], int] = _draw_seed,
+    release: str = "",
 ) -> Generation:
     """Check everything and build the Generation. Raises InvalidRequest and nothing else.
 
     `inputs` are tensors by name, absent ones left out; `parameters` are bool, int, float or str, with
     `timeout` in microseconds (0: none). A request that samples without a seed gets one from `fresh_seed`.
+    `release` is noted in it: whose limits and text these are.
     """
     received = clock()
     options = read_options(inputs, parameters, limits=limits)
-    timeout = _MICROSECONDS("timeout", parameters.get("timeout", 0))
+    deadline = read_deadline(parameters, received)
     echo = not options.get("exclude_input_in_output", True)
     prompt = _read_prompt(inputs, text, limits, echo=echo)
     max_tokens, min_tokens = _lengths(options, limits, room=limits.max_seq_len - len(prompt.tokens))
@@ -94,11 +96,18 @@ def parse_generation(
         logprobs=options.get("return_logprobs", False),
         use_cache=use_cache,
         received=received,
-        deadline=received + timeout / 1e6 if timeout else None,
+        deadline=deadline,
         prompt_text=prompt.text if echo else "",
         cache_salt=salt,
         probe=PROBE in parameters and max_tokens == 1 and len(prompt.tokens) <= PROBE_TOKENS,
+        release=release,
     )
+
+
+def read_deadline(parameters: Mapping[str, object], received: float) -> float | None:
+    """When the caller's patience ends, on the clock of `received`; None: never. Raises InvalidRequest."""
+    timeout = _MICROSECONDS("timeout", parameters.get("timeout", 0))
+    return received + timeout / 1e6 if timeout else None
 
 
 def _sampling(options: Options, fresh_seed: Callable[[], int]) -> SamplingParams:

@@ -300,6 +300,7 @@ def generation(
     seed: int = 0,
     temperature: float = 0.0,
     probe: bool = False,
+    release: str = "abc",
 ) -> Generation:
     tokens = np.array(prompt, dtype=np.int64)
     hashes = cache.hashes(tokens, namespace="default", salt=salt) if cache is not None else []
@@ -321,6 +322,7 @@ def generation(
         deadline=deadline,
         cache_salt=salt,
         probe=probe,
+        release=release,
     )
 
 
@@ -347,7 +349,6 @@ class Rig:
             self.engine,
             self.scheduler,
             sampler=self.sampler,
-            eos_token_ids=[EOS],
             outbox=outbox or DirectOutbox(),
             observer=self.observer,
             clock=lambda: self.now,
@@ -363,7 +364,9 @@ class Rig:
             logprobs=request.logprobs,
         )
         room = self.engine.spec.max_seq_len
-        return open_sequence(ticket, request, sink=sink, text=NumberText(stop), row=row, max_seq_len=room)
+        return open_sequence(
+            ticket, request, sink=sink, text=NumberText(stop), row=row, eos=frozenset([EOS]), max_seq_len=room
+        )
 
     def ask(self, prompt, *, stop=None, cached=True, **options) -> tuple[int, Collected]:
         sink = Collected()

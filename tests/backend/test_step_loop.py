@@ -1,5 +1,6 @@
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,14 +53,14 @@ def rig():
 
 @pytest.fixture
 def loop(rig):
-    made = StepLoop(rig.stepper, rig.open, max_inbox=8, clock=time.monotonic)
+    made = StepLoop(SimpleNamespace(stepper=rig.stepper, rig=rig), max_inbox=8, clock=time.monotonic)
     yield made
     made.stop(drain_s=0.0)
 
 
 def ask(loop, prompt, **options):
-    sink = Ending()
-    ticket = loop.submit(generation(prompt, **options), sink)
+    sink, ticket, release = Ending(), loop.new_ticket(), loop.serving
+    loop.submit(release.rig.open(ticket, generation(prompt, **options), sink), release)
     return ticket, sink
 
 

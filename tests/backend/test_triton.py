@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def encode(wanted=(), **options):
     request = generation([1, 2])
     if options.get("logprobs"):
-        request = SimpleNamespace(logprobs=True)
-    return ResponseTensors(FakePb, frozenset(wanted), release="abc", generation=request)
+        request = SimpleNamespace(logprobs=True, release="abc")
+    return ResponseTensors(FakePb, frozenset(wanted), request)
 
 
 def values(tensors):
