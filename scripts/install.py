@@ -4,18 +4,21 @@ import argparse
 import importlib.metadata
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from scripts.arguments import Verbs, add_verb, path, positive
 from scripts.backend_layout import TEMPLATE_MODEL, lay_out_backend, write_model_config, write_node_config
 from scripts.console import say, working
-from scripts.errors import RejectedError
+from scripts.errors import RejectedError, UsageError
 from scripts.kept_settings import host_bytes_of, untrusted_keys
 
 EXAMPLES = """
   tensorcache install --dest /opt/tritonserver/backends --model-repo /models --key keys/release.pub
   tensorcache install --dest backends --model-repo models --key release.pub --python-deps --python python3.12
+  tensorcache install --dest backends --model-repo models --key release.pub --python-deps --extra gpu-cu13
 """
+GPU_EXTRAS = ("gpu-cu12", "gpu-cu13")
 CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
 
 # The backend is imported from its folder as Triton's stub does it. The stub's own module exists only inside
@@ -60,12 +63,17 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--python-deps", action="store_true", help="install Python packages into DEST/tensorcache"
     )
+    parser.add_argument(
+        "--extra", choices=GPU_EXTRAS, help="with --python-deps: those of a GPU node, by its driver's CUDA"
+    )
     parser.add_argument("--python", default=sys.executable, help="the Python whose version Triton's stub has")
     parser.set_defaults(handler=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Copy, configure, optionally install packages, then import from the destination in a fresh process."""
+    if arguments.extra and not arguments.python_deps:
+        raise UsageError("--extra names packages to install: it needs --python-deps")
     folder = lay_out_backend(arguments.dest)
     say(f"backend      {folder}")
     config: Path = arguments.config or folder / "tensorcache.toml"
@@ -77,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         say(f"configured   {written}")
     if arguments.python_deps:
-        install_packages(folder, python=arguments.python)
+        install_packages(folder, python=arguments.python, extra=arguments.extra)
     smoke_test(folder, python=arguments.python)
     say(f"import test  passed with {arguments.python}")
     if refused:
@@ -98,9 +106,8 @@ def report_kept(config: Path, arguments: argparse.Namespace) -> str:
     return f"kept {config}: {names} not added, edit its [trust] keys, or releases signed with it are refused"
 
 
-def install_packages(folder: Path, *, python: str) -> None:
+def install_packages(folder: Path, *, python: str, extra: str | None = None) -> None:
     """The serving packages, at their pinned versions, beside the backend's own code."""
-    named = [text for text in importlib.metadata.requires("tensorcache") or [] if "extra ==" not in text]
     command = [
         python,
         "-m",
@@ -112,12 +119,22 @@ def install_packages(folder: Path, *, python: str) -> None:
         str(folder / "site-packages"),
         "--constraint",
         str(CONSTRAINTS),
-        *named,
+        *serving_packages(importlib.metadata.requires("tensorcache") or [], extra),
     ]
     with working("install Python packages"):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     if done.returncode != 0:
         raise RejectedError(f"pip failed: {_last_line(done.stderr)}")
+
+
+def serving_packages(required: Iterable[str], extra: str | None) -> list[str]:
+    """Those that `required`, a package's own metadata, names for everybody, and those for `extra`."""
+    parts = [text.partition(";") for text in required]
+    named = [package.strip() for package, _, marker in parts if "extra ==" not in marker]
+    more = [package.strip() for package, _, marker in parts if extra and f'extra == "{extra}"' in marker]
+    if extra and not more:
+        raise RejectedError(f"tensorcache as it is installed knows no extra {extra}: run `make setup`")
+    return named + more
 
 
 def smoke_test(folder: Path, *, python: str) -> None:

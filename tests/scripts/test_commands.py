@@ -14,7 +14,7 @@ from scripts.cli import VERBS, main, parser
 from scripts.console import seconds_text, size_text
 from scripts.demo import judge
 from scripts.errors import CommandError, RejectedError, UsageError
-from scripts.install import smoke_test
+from scripts.install import serving_packages, smoke_test
 from scripts.repository import version_folder
 from scripts.streamed_answer import StreamedAnswer
 
@@ -151,6 +151,20 @@ def test_install_lays_out_a_backend_that_imports_from_there_alone(
     (folder / "cachemgr" / "__init__.py").write_text("import nothing_of_this_name\n")
     with pytest.raises(RejectedError, match=r"does not import from .*nothing_of_this_name"):
         smoke_test(folder, python=__import__("sys").executable)
+
+
+def test_packages_of_a_gpu_node_come_with_its_extra() -> None:
+    required = ["numpy==1", 'onnx==2; extra == "tools"', 'torch==3; extra == "gpu-cu13"']
+    assert serving_packages(required, None) == ["numpy==1"]
+    assert serving_packages(required, "gpu-cu13") == ["numpy==1", "torch==3"]
+    with pytest.raises(RejectedError, match="knows no extra gpu-cu12: run `make setup`"):
+        serving_packages(required, "gpu-cu12")
+
+
+def test_an_extra_alone_installs_nothing(tmp_path: Path) -> None:
+    words = ["--dest", str(tmp_path / "backends"), "--model-repo", str(tmp_path / "models")]
+    assert main(["install", *words, "--extra", "gpu-cu13"]) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_of_a_node_are_kept(tmp_path: Path, signed: tuple[Path, Path]) -> None:
