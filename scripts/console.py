@@ -13,12 +13,17 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def say(text: str) -> None:
     """One line for the user, without markup."""
-    console.print(text, markup=False)
+    console.print(_encodable(text, console), markup=False)
 
 
 def complain(text: str) -> None:
     """One line on stderr."""
-    errors.print(f"tensorcache: {text}", markup=False)
+    errors.print(_encodable(f"tensorcache: {text}", errors), markup=False)
+
+
+def _encodable(text: str, where: Console) -> str:
+    """A path may hold bytes that are no text; they are shown as escapes."""
+    return text.encode(where.encoding, "backslashreplace").decode(where.encoding)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
