@@ -87,7 +87,7 @@ def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> list[Measur
         "engine": engine.measurements(subject),
         "backend": backend.measurements(subject),
         "cache": cache.measurements(subject),
-        "gpu": gpu.measurements(with_gpu),
+        "gpu": gpu.measurements(gpu.How(with_gpu)),
     }
     every = [measurement for room in ROOMS if room in rooms for measurement in of_room[room]]
     return [measurement for measurement in every if any(arguments.row in name for name in measurement.rows)]

@@ -5,6 +5,7 @@ No GPU was at hand when this was written: on stand-ins the code runs, and no val
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,26 +27,17 @@ from scripts.bench.harness import Measurement, Reading, alternate, median_of, ti
 Wait = Callable[[Logits], object]
 """Returns when the step that writes these logits is done."""
 
-_STEPS = 20
 _PROMPT = 1024
 _HEADER = 128  # bytes of an arena's slot before the payload
-_IMPORTED = 256 << 20  # bytes at least: several times what any cache between host and device holds
 
 
-def measurements(subject: GpuSubject) -> list[Measurement]:
-    """All measurements of this room, in the order of the table."""
-    grid = tuple(f"gpu.smollm2.decode_ms.w{window}.b{rows}" for window in GPU_WINDOWS for rows in GPU_ROWS)
-    fused = ("gpu.smollm2.fused.prefill", "gpu.smollm2.fused.decode")
-    every = [
-        Measurement(grid, partial(_decode_grid, subject)),
-        Measurement(fused, partial(_fused, subject)),
-        Measurement(("gpu.import.vs_pinned_copy",), partial(_imports, subject)),
-    ]
-    for model in GPU_MODELS:
-        own = tuple(f"gpu.{model}.decode{rows}.vs_enqueue" for rows in (1, 8))
-        every.append(Measurement((f"gpu.{model}.ttft1024.hit_vs_miss",), partial(_hit, subject, model)))
-        every.append(Measurement(own, partial(_own_enqueue, subject, model)))
-    return every
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure: samples of a side; steps and imported bytes (several caches' worth) of each."""
+
+    rounds: int = 9
+    steps: int = 20
+    imported: int = 256 << 20
 
 
 def on_stream(logits: Logits) -> None:
@@ -56,7 +48,32 @@ def on_stream(logits: Logits) -> None:
     stream(logits.stream).synchronize()
 
 
-def decode_seconds(engine: Engine, *, rows: int, window: int, wait: Wait = on_stream) -> float:
+@dataclass(frozen=True, slots=True)
+class How:
+    """What every measurement of this room needs beside its model."""
+
+    subject: GpuSubject
+    wait: Wait = on_stream
+    effort: Effort = Effort()
+
+
+def measurements(how: How) -> list[Measurement]:
+    """All measurements of this room, in the order of the table."""
+    grid = tuple(f"gpu.smollm2.decode_ms.w{window}.b{rows}" for window in GPU_WINDOWS for rows in GPU_ROWS)
+    fused = ("gpu.smollm2.fused.prefill", "gpu.smollm2.fused.decode")
+    every = [
+        Measurement(grid, partial(_decode_grid, how)),
+        Measurement(fused, partial(_fused, how.subject)),
+        Measurement(("gpu.import.vs_pinned_copy",), partial(_imports, how)),
+    ]
+    for model in GPU_MODELS:
+        own = tuple(f"gpu.{model}.decode{rows}.vs_enqueue" for rows in (1, 8))
+        every.append(Measurement((f"gpu.{model}.ttft1024.hit_vs_miss",), partial(_hit, how, model)))
+        every.append(Measurement(own, partial(_own_enqueue, how, model)))
+    return every
+
+
+def _decode_seconds(how: How, engine: Engine, *, rows: int, window: int) -> float:
     """Seconds of one decode step, launched and waited for, in the last position that `window` holds.
 
     What lies in the lanes is nothing to a kernel's time, so it is left as it is.
@@ -67,25 +84,23 @@ def decode_seconds(engine: Engine, *, rows: int, window: int, wait: Wait = on_st
     tokens = np.ones(rows, np.int64)
 
     def step() -> None:
-        for _ in range(_STEPS):
-            wait(engine.decode(lanes, tokens, positions))
+        for _ in range(how.effort.steps):
+            how.wait(engine.decode(lanes, tokens, positions))
 
-    return timed(step) / _STEPS
-
-
-def _decode_grid(subject: GpuSubject) -> Iterator[Reading]:
-    with subject.opened("smollm2") as opened:
-        yield from decode_grid(opened.engine, subject.precision)
+    return timed(step) / how.effort.steps
 
 
-def decode_grid(engine: Engine, precision: str, *, wait: Wait = on_stream) -> Iterator[Reading]:
+def _decode_grid(how: How) -> Iterator[Reading]:
     """Milliseconds of a step over every window and number of lanes of the table."""
-    for window in GPU_WINDOWS:
-        for rows in GPU_ROWS:
-            side = partial(decode_seconds, engine, rows=rows, window=window, wait=wait)
-            value = 1e3 * median_of(side, rounds=9, warmups=2)
-            detail = f"{rows * 1e3 / value:.0f} tok/s, {precision}, median of 9 × {_STEPS} steps"
-            yield Reading(f"gpu.smollm2.decode_ms.w{window}.b{rows}", value, detail)
+    rounds, steps = how.effort.rounds, how.effort.steps
+    with how.subject.opened("smollm2") as opened:
+        for window in GPU_WINDOWS:
+            for rows in GPU_ROWS:
+                side = partial(_decode_seconds, how, opened.engine, rows=rows, window=window)
+                value = 1e3 * median_of(side, rounds=rounds, warmups=2)
+                rate = f"{rows * 1e3 / value:.0f} tok/s, {how.subject.precision}"
+                detail = f"{rate}, median of {rounds} × {steps} steps"
+                yield Reading(f"gpu.smollm2.decode_ms.w{window}.b{rows}", value, detail)
 
 
 def _fused(subject: GpuSubject) -> Iterator[Reading]:
@@ -98,16 +113,16 @@ def _fused(subject: GpuSubject) -> Iterator[Reading]:
         yield Reading(f"gpu.smollm2.fused.{profile.profile}", len(profile.fused) / count, detail)
 
 
-def _imports(subject: GpuSubject) -> Iterator[Reading]:
-    with subject.opened("smollm2") as opened:
-        yield imports(opened.engine)
+def _imports(how: How) -> Iterator[Reading]:
+    with how.subject.opened("smollm2") as opened:
+        yield _import_rate(how, opened.engine)
 
 
-def imports(engine: Engine) -> Reading:
+def _import_rate(how: How, engine: Engine) -> Reading:
     """GB/s of blocks from page-locked slots into a lane, against one copy of as many page-locked bytes."""
     spec = engine.spec
     blocks = range(spec.max_seq_len // spec.block_tokens)
-    times = -(-_IMPORTED // (len(blocks) * spec.block_nbytes))
+    times = -(-how.effort.imported // (len(blocks) * spec.block_nbytes))
     nbytes = len(blocks) * spec.block_nbytes
     with _pinned_slots(len(blocks), spec.block_nbytes) as (slots, copy_plainly):
 
@@ -125,7 +140,7 @@ def imports(engine: Engine) -> Reading:
 
             return times * nbytes / timed(work) / 1e9
 
-        paired = alternate(ours, plain, rounds=9, warmups=2)
+        paired = alternate(ours, plain, rounds=how.effort.rounds, warmups=2)
     imported, copied = paired.medians
     detail = (
         f"{imported:.1f} GB/s in blocks of {spec.block_nbytes >> 10} KiB against {copied:.1f} GB/s at once"
@@ -160,9 +175,9 @@ def _pinned_slots(
             stream.close()
 
 
-def _hit(subject: GpuSubject, model: Model) -> Iterator[Reading]:
+def _hit(how: How, model: Model) -> Iterator[Reading]:
     """Time to the first token of a prompt whose blocks are in the host tier, against one never seen."""
-    settings = ModelSettings(lane_ttl_s=0.0)
+    subject, settings = how.subject, ModelSettings(lane_ttl_s=0.0)
     with (
         subject.opened(model) as opened,
         opened_cache(subject.folder, block_format(opened.engine.spec), host_bytes=1 << 30) as (cache, _, _),
@@ -175,7 +190,7 @@ def _hit(subject: GpuSubject, model: Model) -> Iterator[Reading]:
             prompt = subject.prompt(opened.engine, _PROMPT)
             return ttft(asked, prompt, cached=False)
 
-        paired = alternate(missed, lambda: ttft(asked, prompt, cached=True), rounds=9)
+        paired = alternate(missed, lambda: ttft(asked, prompt, cached=True), rounds=how.effort.rounds)
     miss, hit = (1e3 * seconds for seconds in paired.medians)
     detail = (
         f"{hit:.1f} ms against {miss:.1f} ms, host tier alone, {subject.precision}, {len(paired.a)} pairs"
@@ -183,31 +198,29 @@ def _hit(subject: GpuSubject, model: Model) -> Iterator[Reading]:
     yield Reading(f"gpu.{model}.ttft1024.hit_vs_miss", 1 / paired.ratio, detail)
 
 
-def _own_enqueue(subject: GpuSubject, model: Model) -> Iterator[Reading]:
-    with subject.opened(model) as opened:
+def _own_enqueue(how: How, model: Model) -> Iterator[Reading]:
+    with how.subject.opened(model) as opened:
         engine = opened.engine
-        with own_plan(subject.release(model), engine.spec) as plan:
+        with own_plan(how.subject.release(model), engine.spec) as plan:
             for rows in (1, 8):
-                yield step_against_own(engine, plan, model, rows=rows)
+                yield _step_against_own(how, engine, plan, model=model, rows=rows)
 
 
-def step_against_own(
-    engine: Engine, plan: Plan, model: Model, *, rows: int, wait: Wait = on_stream
-) -> Reading:
+def _step_against_own(how: How, engine: Engine, plan: Plan, *, model: Model, rows: int) -> Reading:
     """A decode step of ours against TensorRT's enqueue of the same shapes, both waited for."""
-    spec = engine.spec
-    window = window_for(min(_PROMPT, spec.max_seq_len), spec.positions)
+    spec, steps = engine.spec, how.effort.steps
+    window = window_for(_PROMPT, spec.positions)
     with own_step(plan, spec, rows=rows_for(rows, spec.lanes), window=window) as own:
 
         def theirs() -> float:
-            def steps() -> None:
-                for _ in range(_STEPS):
+            def work() -> None:
+                for _ in range(steps):
                     own.run()
 
-            return timed(steps) / _STEPS
+            return timed(work) / steps
 
-        ours = partial(decode_seconds, engine, rows=rows, window=window, wait=wait)
-        paired = alternate(ours, theirs, rounds=15, warmups=3)
+        ours = partial(_decode_seconds, how, engine, rows=rows, window=window)
+        paired = alternate(ours, theirs, rounds=how.effort.rounds, warmups=3)
     step, enqueue = (1e3 * seconds for seconds in paired.medians)
     detail = f"{step:.3f} ms a step against {enqueue:.3f} ms of TensorRT, {rows} lanes, window {window}"
     return Reading(f"gpu.{model}.decode{rows}.vs_enqueue", paired.ratio, detail)

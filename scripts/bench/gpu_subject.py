@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -71,10 +71,19 @@ class Opened:
 class GpuSubject:
     """Lazily made things that several measurements use. One thread."""
 
-    def __init__(self, folder: Path, *, precision: Precision = "float16", with_8b: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        precision: Precision = "float16",
+        with_8b: bool = True,
+        decoders: Mapping[Model, Callable[[], Decoder]] | None = None,
+    ) -> None:
+        """`decoders`: other weights than the real ones."""
         self.folder = folder
         self.precision = precision
         self._with_8b = with_8b
+        self._decoders = decoders or {"smollm2": _smollm2, "llama8b": _llama8b}
         self._seed = itertools.count()
 
     @functools.cached_property
@@ -94,13 +103,13 @@ class GpuSubject:
             return found[0]
         for outdated in home.parent.glob(f"{model}-{self.precision}-*"):
             shutil.rmtree(outdated)
-        if model == "llama8b":
+        if self._decoders[model] is _llama8b:
             self._announce_8b()
         options = BuildOptions(
             target="tensorrt", precision=self.precision, lanes=LANES, max_seq_len=MAX_SEQ_LEN
         )
         started = time.monotonic()
-        release = build_release(_decoder(model), home, model=model, release=1, options=options)
+        release = build_release(self._decoders[model](), home, model=model, release=1, options=options)
         sign_release(release, self.keys[0])
         print(f"built {model} in {self.precision} in {time.monotonic() - started:.0f} s", flush=True)
         return release
@@ -154,6 +163,9 @@ class GpuSubject:
         return digest.hexdigest()[:16]
 
 
-def _decoder(model: Model) -> Decoder:
-    demo = load_gguf(demo_gguf())
-    return demo if model == "smollm2" else random_llama(demo.tokenizer_json)
+def _smollm2() -> Decoder:
+    return load_gguf(demo_gguf())
+
+
+def _llama8b() -> Decoder:
+    return random_llama(_smollm2().tokenizer_json)

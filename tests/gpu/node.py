@@ -3,7 +3,7 @@ each."""
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +35,9 @@ CHUNK = 256
 class Node:
     """Made once for a session; engines that tests share are closed at its end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, load: Callable[[], Decoder] = lambda: load_gguf(demo_gguf())) -> None:
         self._folder = folder
+        self._load = load
         self._private, self.public_key = generate_signing_key(folder / "keys")
         self._releases: dict[Precision, Path] = {}
         self._references: dict[Precision, Reference] = {}
@@ -44,8 +45,8 @@ class Node:
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """SmolLM2-135M-Instruct from the wheel."""
-        return load_gguf(demo_gguf())
+        """SmolLM2-135M-Instruct from the wheel, unless somebody brought another one."""
+        return self._load()
 
     def release(self, precision: Precision) -> Path:
         """A signed release folder; built on this very GPU."""
