@@ -14,6 +14,7 @@ so whoever watches the process must have one.
 
 import atexit
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +29,17 @@ from engines.errors import DeviceError, DeviceMemoryError
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, which pycuda has no name for: never waits for the default stream
 
 
-@functools.cache
+_OPENING = threading.Lock()  # two threads at once would make two devices of one GPU
+
+
 def open_device(ordinal: int) -> "Device":
     """The GPU `ordinal`, its primary context retained until the process ends. DeviceError."""
+    with _OPENING:
+        return _opened_device(ordinal)
+
+
+@functools.cache
+def _opened_device(ordinal: int) -> "Device":
     info = require_driver(ordinal)
     try:
         import pycuda.driver

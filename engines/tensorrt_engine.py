@@ -167,13 +167,16 @@ class TensorRTEngine:
             _free(*own)
 
     def give_kv(self) -> DevicePool:
-        """Hand the pool to a successor; afterwards this engine can only be closed."""
+        """Hand the pool to a successor; afterwards this engine can only be closed.
+
+        Freeing the rest is left to whoever closes it: that takes longer than streams should wait between two
+        steps, and may be done on another thread.
+        """
         parts, pool = self._opened("give_kv")
         assert not self._adopts, "lanes that were never adopted"
         with self._step():
             parts.stream.synchronise()
         self._pool = None
-        self.close()
         return pool
 
     def close(self) -> None:
@@ -226,7 +229,7 @@ class TensorRTEngine:
 
     def _opened(self, call: str) -> tuple[DeviceParts, DevicePool]:
         assert self._parts is not None, f"{call} after close"
-        assert self._pool is not None, f"{call} after close"
+        assert self._pool is not None, f"{call} after the lanes were given away"
         return self._parts, self._pool
 
     def _check_tokens(self, tokens: Ints) -> None:
