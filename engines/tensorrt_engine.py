@@ -59,7 +59,7 @@ class TensorRTEngine:
         """Open the release from the bytes in `files`, which may be dropped afterwards.
 
         `beside` an engine whose lanes are ours: take but the room that a warm-up needs; `adopt_kv` brings
-        the lanes. ReleaseError, DeviceError.
+        the lanes. ReleaseError, DeviceError, StepError.
         """
         self._spec = _spec(manifest, options, digest)
         self._closed = False

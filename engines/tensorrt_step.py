@@ -119,9 +119,10 @@ class StepContext:
 
     def bind(self, addresses: dict[str, int]) -> None:
         """Tell where tensors lie. StepError."""
+        point = messages.count
         for name, address in addresses.items():
             if not self._context.set_tensor_address(name, address):
-                raise StepError(f"TensorRT: the address of {name} was refused: {messages.after(0)}")
+                raise StepError(f"TensorRT: the address of {name} was refused: {messages.after(point)}")
 
     def bind_kv(self, memory: KVMemory, lane: int) -> None:
         """Rows are the lanes of `memory` from `lane` on. StepError."""
