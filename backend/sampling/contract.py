@@ -51,6 +51,11 @@ class Sampled:
     logprobs: npt.NDArray[np.float32] | None = None
     failures: Mapping[int, EngineFailed] = field(default_factory=dict)
 
+    @classmethod
+    def nothing(cls, rows: int, *, because: EngineFailed) -> "Sampled":
+        """Every row failed, as the logits could not be had."""
+        return cls(np.full(rows, -1, dtype=np.int64), failures=dict.fromkeys(range(rows), because))
+
 
 class Sampler(Protocol):
     """Chooses the next tokens of a batch."""

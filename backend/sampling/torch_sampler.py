@@ -2,8 +2,8 @@
 
 All work of a step is put on the stream that writes the logits: one small copy to the device (uniforms,
 parameters, changed columns of histories; masks are a second one), the choice, one small copy back, and one
-wait at the end. What is enqueued does not depend on data, so nothing in between waits. The definition of the choice is the numpy form's (see
-`contract`); how it is made without sorting is told in `device_draw`.
+wait at the end. What is enqueued does not depend on data, so nothing in between waits. The definition of the
+choice is the numpy form's (see `contract`); how it is made without sorting is told in `device_draw`.
 
 Bits: a row's token depends on no other row and not on how many there are, as all sums are of integers.
 Against the numpy form, weights differ by the rounding of exp in float32: a token may differ where u, or the
@@ -92,6 +92,7 @@ class TorchSampler:
         self._bit = torch.arange(32, dtype=torch.int32, device=device)
         self._plan = DevicePlan.of([], vocab_size)
         self._streams: dict[int, Any] = {}
+        self._waiting()()  # the room was cleared on torch's own stream, steps run on the engine's
 
     def row(
         self,
@@ -122,9 +123,7 @@ class TorchSampler:
             self._histories.forget()
             reason = EngineFailed(f"sampling on {self._device} failed: {str(error).splitlines()[0]}")
             log.error("%s", reason)
-            return Sampled(
-                np.full(len(rows), -1, dtype=np.int64), failures=dict.fromkeys(range(len(rows)), reason)
-            )
+            return Sampled.nothing(len(rows), because=reason)
 
     def warm_up(self) -> None:
         """Choose a token in every way there is, so that no request pays for the first use of a kernel."""
@@ -133,8 +132,7 @@ class TorchSampler:
         row = self.row(params, np.zeros(1, dtype=np.int64), min_tokens=1, eos_token_ids=(0,), logprobs=True)
         mask = np.full((1, -(-self._vocab_size // 32)), -1, dtype=np.int32)
         with self._torch.inference_mode():
-            plan = DevicePlan.of([row], self._vocab_size)
-            self._choose(zeros, plan, mask, synchronize=self._waiting())
+            self._choose(zeros, DevicePlan.of([row], self._vocab_size), mask, synchronize=self._waiting())
 
     @contextmanager
     def _on_stream(self, logits: Any, rows: int) -> Iterator[tuple[Tensor, Callable[[], None]]]:

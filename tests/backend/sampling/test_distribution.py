@@ -3,6 +3,8 @@
 A token is drawn for one interval of uniforms, so over an even grid of N of them its count is N·p within one.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -19,30 +21,37 @@ from transformers import (
 )
 
 from backend.generation import SamplingParams
-from backend.sampling import NumpySampler
+from tests.backend.sampling.conftest import FORMS
 from tests.backend.sampling.reference import distribution
 
-GRID = 512
+GRIDS = {"numpy": 512, "torch": 64}  # the form on tensors takes longer on a CPU
+every_form = pytest.mark.parametrize("form", GRIDS)
 
 
 def drawn(
-    logits: npt.NDArray[np.float32], params: SamplingParams, *, prompt: list[int], output: list[int]
+    form: str,
+    logits: npt.NDArray[np.float32],
+    params: SamplingParams,
+    *,
+    prompt: list[int],
+    output: list[int],
 ) -> npt.NDArray[np.float64]:
     """Share of each token over an even grid of uniforms."""
-    grid = (np.arange(GRID) + 0.5) / GRID
-    sampler = NumpySampler(len(logits), uniforms=lambda seeds, positions: grid)
-    rows = [sampler.row(params, np.array(prompt, np.int64)) for _ in range(GRID)]
+    size = GRIDS[form]
+    grid = (np.arange(size) + 0.5) / size
+    sampler = FORMS[form](len(logits), uniforms=lambda seeds, positions: grid)
+    rows = [sampler.row(params, np.array(prompt, np.int64)) for _ in range(size)]
     for token in output:
         for row in rows:
             row.accept(token)
-    sampled = sampler.sample(np.tile(logits, (GRID, 1)), rows)
+    sampled = sampler.sample(np.tile(logits, (size, 1)), rows)
     assert not sampled.failures
-    return np.bincount(sampled.tokens, minlength=len(logits)) / GRID
+    return np.bincount(sampled.tokens, minlength=len(logits)) / size
 
 
-def assert_same(shares: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> None:
+def assert_same(form: str, shares: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> None:
     assert not shares[expected == 0].any(), "a token that the filters remove was drawn"
-    assert np.abs(shares - expected).max() <= 1.001 / GRID + 1e-5
+    assert np.abs(shares - expected).max() <= 1.001 / GRIDS[form] + 1e-5
 
 
 def steps(sharpness: float, size: int, seed: int, levels: int) -> npt.NDArray[np.float32]:
@@ -64,8 +73,7 @@ def params(draw: st.DrawFn) -> SamplingParams:
     )
 
 
-@settings(max_examples=120, deadline=None)
-@given(
+anything = given(
     params=params(),
     size=st.sampled_from([2, 32, 1024, 1025, 3000, 6000]),
     sharpness=st.sampled_from([0.0, 0.01, 1.0, 2.0, 12.0]),
@@ -73,8 +81,28 @@ def params(draw: st.DrawFn) -> SamplingParams:
     seed=st.integers(0, 2**32 - 1),
     forbidden=st.sampled_from([0, 0, 1, 20]),
 )
-def test_equals_a_plain_reference(
-    params: SamplingParams, size: int, sharpness: float, levels: int, seed: int, forbidden: int
+
+
+@settings(max_examples=120, deadline=None)
+@anything
+def test_equals_a_plain_reference(**drawn_case: Any) -> None:
+    check_against_the_reference("numpy", **drawn_case)
+
+
+@settings(max_examples=120, deadline=None)
+@anything
+def test_on_tensors_equals_a_plain_reference(**drawn_case: Any) -> None:
+    check_against_the_reference("torch", **drawn_case)
+
+
+def check_against_the_reference(
+    form: str,
+    params: SamplingParams,
+    size: int,
+    sharpness: float,
+    levels: int,
+    seed: int,
+    forbidden: int,
 ) -> None:
     logits = steps(sharpness, size, seed, levels)
     random = np.random.default_rng(seed)
@@ -96,9 +124,10 @@ def test_equals_a_plain_reference(
         )
         near_by = distribution(logits, near, prompt=prompt, output=output)
         assume(np.array_equal(near_by > 0, expected > 0))
-    assert_same(drawn(logits, params, prompt=prompt, output=output), expected)
+    assert_same(form, drawn(form, logits, params, prompt=prompt, output=output), expected)
 
 
+@every_form
 @pytest.mark.parametrize(
     ("size", "sharpness", "levels", "params"),
     [
@@ -112,13 +141,14 @@ def test_equals_a_plain_reference(
     ],
 )
 def test_equals_a_plain_reference_in_corners(
-    size: int, sharpness: float, levels: int, params: SamplingParams
+    form: str, size: int, sharpness: float, levels: int, params: SamplingParams
 ) -> None:
     logits = steps(sharpness, size, 1, levels)
     expected = distribution(logits, params, prompt=[], output=[])
-    assert_same(drawn(logits, params, prompt=[], output=[]), expected)
+    assert_same(form, drawn(form, logits, params, prompt=[], output=[]), expected)
 
 
+@every_form
 @pytest.mark.parametrize("size", [300, 5000])
 @pytest.mark.parametrize("sharpness", [0.5, 4.0])
 @pytest.mark.parametrize(
@@ -126,7 +156,7 @@ def test_equals_a_plain_reference_in_corners(
     [(0, 0.9, 0.0), (50, 1.0, 0.0), (2000, 0.8, 0.0), (30, 0.7, 0.2), (0, 1.0, 0.1)],
 )
 def test_equals_hugging_face_warpers(
-    size: int, sharpness: float, top_k: int, top_p: float, min_p: float
+    form: str, size: int, sharpness: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = np.random.default_rng(size).normal(scale=sharpness, size=size).astype(np.float32)
     prompt = list(range(0, size, 7))
@@ -140,14 +170,15 @@ def test_equals_hugging_face_warpers(
     scores = warpers(torch.tensor([prompt]), torch.from_numpy(logits.astype(np.float64))[None])
     expected = torch.softmax(scores, dim=-1)[0].numpy()
     asked = SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=1.2)
-    assert_same(drawn(logits, asked, prompt=prompt, output=[]), expected)
+    assert_same(form, drawn(form, logits, asked, prompt=prompt, output=[]), expected)
 
 
-def test_seeds_draw_from_that_distribution() -> None:
+@every_form
+def test_seeds_draw_from_that_distribution(form: str) -> None:
     logits = np.array([1.0, 0.0, 2.0, -1.0, 0.5, -np.inf], np.float32)
     asked = SamplingParams(temperature=1.0)
     expected = distribution(logits, asked, prompt=[], output=[])
-    sampler = NumpySampler(len(logits))
+    sampler = FORMS[form](len(logits))
     counts = np.zeros(len(logits))
     rows = [sampler.row(SamplingParams(temperature=1.0, seed=seed), np.array([0])) for seed in range(400)]
     for _ in range(25):

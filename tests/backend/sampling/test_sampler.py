@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from backend.errors import EngineFailed
 from backend.generation import SamplingParams
-from backend.sampling import NumpySampler
-from backend.sampling.rows import SequenceRow
+from backend.sampling import SamplerRow
+from tests.backend.sampling.conftest import MakeSampler
 
 PROMPT = np.array([1, 2, 3], np.int64)
 
@@ -37,8 +37,8 @@ def mixed_params(index: int) -> SamplingParams:
     return choices[index % len(choices)]
 
 
-def test_greedy_takes_the_first_of_the_heaviest() -> None:
-    sampler = NumpySampler(4)
+def test_greedy_takes_the_first_of_the_heaviest(make_sampler: MakeSampler) -> None:
+    sampler = make_sampler(4)
     rows = [sampler.row(SamplingParams(), PROMPT) for _ in range(2)]
     sampled = sampler.sample(np.array([[0, 5, 5, 1], [-3, -2, -9, -4]], np.float32), rows)
     assert sampled.tokens.tolist() == [1, 1]
@@ -46,9 +46,11 @@ def test_greedy_takes_the_first_of_the_heaviest() -> None:
     assert sampled.failures == {}
 
 
-def test_a_hardly_warm_temperature_is_greedy_and_a_tiny_one_does_not_overflow() -> None:
+def test_a_hardly_warm_temperature_is_greedy_and_a_tiny_one_does_not_overflow(
+    make_sampler: MakeSampler,
+) -> None:
     logits = np.array([[3e38, 2e38, -3e38]], np.float32)
-    sampler = NumpySampler(3)
+    sampler = make_sampler(3)
     for temperature in (1e-30, 1e-6, 1e-3):
         row = sampler.row(SamplingParams(temperature=temperature), PROMPT)
         assert sampler.sample(logits, [row]).tokens.tolist() == [0]
@@ -61,11 +63,13 @@ def test_a_hardly_warm_temperature_is_greedy_and_a_tiny_one_does_not_overflow() 
     seed=st.integers(0, 10_000),
     order=st.permutations(range(9)),
 )
-def test_rows_do_not_see_each_other(size: int, scale: float, seed: int, order: list[int]) -> None:
+def test_rows_do_not_see_each_other(
+    make_sampler: MakeSampler, size: int, scale: float, seed: int, order: list[int]
+) -> None:
     logits = random_logits(9, size, seed=seed, scale=scale)
-    sampler = NumpySampler(size)
+    sampler = make_sampler(size)
 
-    def fresh(index: int) -> SequenceRow:
+    def fresh(index: int) -> SamplerRow:
         row = sampler.row(mixed_params(index), PROMPT, logprobs=index % 2 == 0)
         for token in range(index):
             row.accept(token)
@@ -83,11 +87,11 @@ def test_rows_do_not_see_each_other(size: int, scale: float, seed: int, order: l
             assert np.isnan(together.logprobs[place])
 
 
-def test_same_seed_same_tokens_and_positions_differ() -> None:
+def test_same_seed_same_tokens_and_positions_differ(make_sampler: MakeSampler) -> None:
     logits = random_logits(1, 500, scale=0.5)
 
     def run(seed: int) -> list[int]:
-        sampler = NumpySampler(500)
+        sampler = make_sampler(500)
         row = sampler.row(SamplingParams(temperature=1.0, seed=seed), PROMPT)
         tokens = []
         for _ in range(20):
@@ -100,19 +104,19 @@ def test_same_seed_same_tokens_and_positions_differ() -> None:
     assert len(set(run(7))) > 10
 
 
-def test_sampling_twice_without_accept_gives_the_same_token() -> None:
+def test_sampling_twice_without_accept_gives_the_same_token(make_sampler: MakeSampler) -> None:
     logits = random_logits(1, 500, scale=0.5)
-    sampler = NumpySampler(500)
+    sampler = make_sampler(500)
     row = sampler.row(SamplingParams(temperature=1.0, seed=3), PROMPT)
     assert sampler.sample(logits, [row]).tokens == sampler.sample(logits, [row]).tokens
 
 
 @pytest.mark.parametrize("size", [64, 5000])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_broken_row_fails_alone(size: int, bad: float) -> None:
+def test_a_broken_row_fails_alone(make_sampler: MakeSampler, size: int, bad: float) -> None:
     params = [mixed_params(i) for i in range(7)]
     logits = random_logits(7, size)
-    sampler = NumpySampler(size)
+    sampler = make_sampler(size)
     expected = sampler.sample(logits, [sampler.row(p, PROMPT, logprobs=True) for p in params])
     for broken in range(7):
         hurt = logits.copy()
@@ -127,28 +131,28 @@ def test_a_broken_row_fails_alone(size: int, bad: float) -> None:
         assert np.isnan(sampled.logprobs[broken])
 
 
-def test_minus_infinity_is_a_token_that_cannot_be() -> None:
+def test_minus_infinity_is_a_token_that_cannot_be(make_sampler: MakeSampler) -> None:
     logits = np.full((2, 40), -np.inf, np.float32)
     logits[0, 17] = -5
-    sampler = NumpySampler(40)
+    sampler = make_sampler(40)
     sampled = sampler.sample(logits, [sampler.row(mixed_params(1), PROMPT) for _ in range(2)])
     assert sampled.tokens.tolist() == [17, -1]
     assert list(sampled.failures) == [1]
 
 
-def test_logits_are_not_written() -> None:
+def test_logits_are_not_written(make_sampler: MakeSampler) -> None:
     logits = random_logits(7, 2000)
     before = logits.copy()
     logits.flags.writeable = False
-    sampler = NumpySampler(2000)
+    sampler = make_sampler(2000)
     rows = [sampler.row(mixed_params(i), PROMPT, min_tokens=5, eos_token_ids=(0,)) for i in range(7)]
     sampler.sample(logits, rows, allowed_mask=packed([set(range(1500))] * 7, 2000))
     assert np.array_equal(logits, before)
 
 
-def test_eos_waits_for_min_tokens() -> None:
+def test_eos_waits_for_min_tokens(make_sampler: MakeSampler) -> None:
     logits = np.array([[9, 8, 1]], np.float32)
-    sampler = NumpySampler(3)
+    sampler = make_sampler(3)
     row = sampler.row(SamplingParams(), PROMPT, min_tokens=2, eos_token_ids=(0, 1))
     tokens = []
     for _ in range(3):
@@ -160,9 +164,9 @@ def test_eos_waits_for_min_tokens() -> None:
 
 @pytest.mark.parametrize("size", [33, 4000])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=2.0, top_p=0.9)])
-def test_masked_tokens_are_never_chosen(size: int, params: SamplingParams) -> None:
+def test_masked_tokens_are_never_chosen(make_sampler: MakeSampler, size: int, params: SamplingParams) -> None:
     allowed = [{0, 5, 32}, {31, 32}, set(), {7}]
-    sampler = NumpySampler(size)
+    sampler = make_sampler(size)
     rows = [sampler.row(params, PROMPT) for _ in allowed]
     seen: list[set[int]] = [set() for _ in allowed]
     for step in range(60):
@@ -174,26 +178,26 @@ def test_masked_tokens_are_never_chosen(size: int, params: SamplingParams) -> No
     assert seen == [{0, 5, 32}, {31, 32}, {-1}, {7}]
 
 
-def test_mask_and_min_tokens_may_leave_nothing() -> None:
-    sampler = NumpySampler(4)
+def test_mask_and_min_tokens_may_leave_nothing(make_sampler: MakeSampler) -> None:
+    sampler = make_sampler(4)
     row = sampler.row(SamplingParams(), PROMPT, min_tokens=1, eos_token_ids=(2,))
     sampled = sampler.sample(np.zeros((1, 4), np.float32), [row], allowed_mask=packed([{2}], 4))
     assert "leave no token" in str(sampled.failures[0])
 
 
-def test_logprobs_are_of_the_raw_logits() -> None:
+def test_logprobs_are_of_the_raw_logits(make_sampler: MakeSampler) -> None:
     logits = random_logits(2, 3000)
     params = SamplingParams(temperature=0.5, top_k=3, repetition_penalty=1.5, seed=1)
-    sampler = NumpySampler(3000)
+    sampler = make_sampler(3000)
     sampled = sampler.sample(logits, [sampler.row(params, PROMPT, logprobs=True) for _ in range(2)])
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
     assert sampled.logprobs == pytest.approx(exact[[0, 1], sampled.tokens], abs=1e-5)
 
 
-def test_repetition_counts_the_prompt_and_presence_does_not() -> None:
+def test_repetition_counts_the_prompt_and_presence_does_not(make_sampler: MakeSampler) -> None:
     logits = np.array([[4.0, 3.0, 0.0]], np.float32)
-    sampler = NumpySampler(3)
+    sampler = make_sampler(3)
     zero = np.array([0], np.int64)
     assert sampler.sample(logits, [sampler.row(SamplingParams(repetition_penalty=2.0), zero)]).tokens == [1]
     present = sampler.row(SamplingParams(presence_penalty=2.0), zero)
@@ -202,9 +206,9 @@ def test_repetition_counts_the_prompt_and_presence_does_not() -> None:
     assert sampler.sample(logits, [present]).tokens == [1]
 
 
-def test_histories_grow_past_their_first_room() -> None:
+def test_histories_grow_past_their_first_room(make_sampler: MakeSampler) -> None:
     size = 500
-    sampler = NumpySampler(size)
+    sampler = make_sampler(size)
     row = sampler.row(SamplingParams(frequency_penalty=1.0), PROMPT)
     logits = np.zeros((1, size), np.float32)
     order = []
@@ -214,6 +218,6 @@ def test_histories_grow_past_their_first_room() -> None:
     assert order == [*range(size), 0]
 
 
-def test_no_rows_is_an_empty_answer() -> None:
-    sampled = NumpySampler(50).sample(np.zeros((0, 50), np.float32), [])
+def test_no_rows_is_an_empty_answer(make_sampler: MakeSampler) -> None:
+    sampled = make_sampler(50).sample(np.zeros((0, 50), np.float32), [])
     assert len(sampled.tokens) == 0
