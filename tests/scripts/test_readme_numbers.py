@@ -28,10 +28,26 @@ def test_numbers_replace_what_stands_between_the_marks(tmp_path: Path) -> None:
         )
 
 
+def test_other_marks_take_a_heading_and_rows_without_a_goal(tmp_path: Path) -> None:
+    readme, numbers = tmp_path / "README.md", tmp_path / "bench-gpu.json"
+    readme.write_text(README + README.replace("numbers:", "gpu-numbers:"))
+    known = {"name": "gpu.ms", "value": 1.5, "unit": "ms", "goal": "none", "met": None, "detail": ""}
+    numbers.write_text(json.dumps([known, known | {"value": None}]))
+    for _ in range(2):
+        assert main(str(numbers), str(readme), "gpu-numbers", "NVIDIA H100") == 0
+        assert readme.read_text() == README + (
+            "# T\n<!-- gpu-numbers:begin -->\nNVIDIA H100\n\n"
+            "| row | value | goal | met |\n|---|---:|---:|---|\n"
+            "| gpu.ms | 1.5 ms | none | – |\n| gpu.ms | – | none | not measured |\n"
+            "<!-- gpu-numbers:end -->\nrest\n"
+        )
+
+
 def test_without_a_bench_it_says_so(tmp_path: Path) -> None:
     assert main(str(tmp_path / "none.json"), str(tmp_path / "README.md")) == 1
 
 
 def test_our_readme_has_the_marks() -> None:
     text = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    assert text.count("<!-- numbers:begin -->") == text.count("<!-- numbers:end -->") == 1
+    for marks in ("numbers", "gpu-numbers"):
+        assert text.count(f"<!-- {marks}:begin -->") == text.count(f"<!-- {marks}:end -->") == 1
