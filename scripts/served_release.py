@@ -10,11 +10,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from scripts.arguments import port
+from scripts.server_log import ServerLog
 from scripts.triton_http import TritonHttp
 from scripts.triton_runtime import TritonAddress
 
@@ -116,40 +117,63 @@ class ServerView:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How waiting ended: exactly one of `serves`, `refused_by` (the check's name) or neither: not yet."""
+    """How waiting ended: it `serves`, it was `refused` (why), or neither: not yet."""
 
     seconds: float
     last: Served
     serves: bool = False
-    refused_by: str = ""
+    refused: str = ""
 
 
-@dataclass(slots=True)
 class Watch:
-    """Waits until a server answers with a release. Made before `current` moves: it counts new refusals."""
+    """Waits until a server answers with a release, or refuses it. Made before `current` moves.
 
-    server: ServerView
-    clock: Callable[[], float]
-    pause: Callable[[float], None]
-    _before: "Counter[str]" = field(init=False)
+    The log tells which release was refused, and why; without one (or with that of another server) all there
+    is to go by is that the server counts one more refusal, and its check.
+    """
 
-    def __post_init__(self) -> None:
-        self._before = self.server.refusals()
+    def __init__(
+        self,
+        server: ServerView,
+        log: ServerLog,
+        *,
+        clock: Callable[[], float],
+        pause: Callable[[float], None],
+    ) -> None:
+        self.server = server
+        self._log = log
+        self._clock = clock
+        self._pause = pause
+        self._before = server.refusals()
+        self._unexplained = False
 
     def wait(self, digest: str, *, limit_s: float, wanted: Callable[[], bool] = lambda: True) -> Outcome:
         """Until it answers with `digest`, refuses it, `limit_s` is over, or it is no longer `wanted`."""
-        started = self.clock()
+        started = self._clock()
         while True:
             last = self.server.ask()
-            seconds = self.clock() - started
+            seconds = self._clock() - started
             if last.release and digest.startswith(last.release):
                 return Outcome(seconds, last, serves=True)
-            new = self.server.refusals() - self._before
-            if new:
-                return Outcome(seconds, last, refused_by=next(iter(new)))
+            refused = self._refusal(digest)
+            if refused:
+                return Outcome(seconds, last, refused=refused)
             if seconds >= limit_s or not wanted():
                 return Outcome(seconds, last)
-            self.pause(min(_POLL_S, limit_s - seconds))
+            self._pause(min(_POLL_S, limit_s - seconds))
+
+    def _refusal(self, digest: str) -> str:
+        logged = self._log.refusals()
+        ours = [one.text for one in logged if digest.startswith(one.release)]
+        if ours:
+            return ours[-1]
+        counted = self.server.refusals() - self._before
+        if logged or not counted:
+            return ""  # none, or of releases that others made current meanwhile
+        if not self._unexplained:
+            self._unexplained = True  # its line may be on its way: look once more
+            return ""
+        return f"check {next(iter(counted))!r} (its log has the line)"
 
 
 def _release_in(body: bytes) -> str:

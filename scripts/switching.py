@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from scripts.console import say, seconds_text, working
 from scripts.errors import RejectedError
-from scripts.served_release import SHORT, Outcome, Served, ServerView, Watch, add_server
+from scripts.served_release import SHORT, Served, ServerView, Watch, add_server
+from scripts.server_log import ServerLog
 
 if TYPE_CHECKING:
     from engines import Switch
 
 DEFAULT_WAIT_S = 60.0
-_LOG_TAIL = 1 << 20
 
 WAITING = f"""
 Without --wait, a server that answers at --url with another release of this repository is given
@@ -62,7 +62,7 @@ def carry_out(
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Make the change, then say what serves. RejectedError if the server refuses, or is late for `wait_s`."""
-    watch = Watch(server, clock=clock, pause=pause)
+    watch = Watch(server, ServerLog(log), clock=clock, pause=pause)
     done = change()
     name = f"release {done.release} ({done.digest[:SHORT]})"
     if done.changed:
@@ -75,7 +75,7 @@ def carry_out(
     if settled:
         say(f"serves now   {settled}")
         return
-    _follow(watch, done.digest, version_dir=version_dir, wait_s=wait_s, log=log)
+    _follow(watch, done.digest, version_dir=version_dir, wait_s=wait_s)
 
 
 def _settled(served: Served, digest: str, *, version_dir: Path, server: ServerView, asked: bool) -> str:
@@ -95,7 +95,7 @@ def _settled(served: Served, digest: str, *, version_dir: Path, server: ServerVi
     return ""
 
 
-def _follow(watch: Watch, digest: str, *, version_dir: Path, wait_s: float | None, log: Path | None) -> None:
+def _follow(watch: Watch, digest: str, *, version_dir: Path, wait_s: float | None) -> None:
     from engines.release_list import current_or_none
 
     url = watch.server.url
@@ -109,35 +109,14 @@ def _follow(watch: Watch, digest: str, *, version_dir: Path, wait_s: float | Non
         say(f"serves now   {outcome.last.release} at {url}, after {seconds_text(outcome.seconds)}")
         return
     still = outcome.last.release or f"unknown ({outcome.last.reason})"
-    if outcome.refused_by:
+    if outcome.refused:
         raise RejectedError(
-            f"the server at {url} refused {digest[:SHORT]}: {_reason(outcome, digest, log)}; serves: {still}"
+            f"the server at {url} refused {digest[:SHORT]}: {outcome.refused}; serves: {still}"
         )
+    late = f"{still} at {url}, after {seconds_text(outcome.seconds)}"
     current = current_or_none(version_dir)
     if current is not None and current != digest:
-        still = f"{still}; current names {current[:SHORT]} meanwhile"
-    late = f"{still} at {url}, after {seconds_text(outcome.seconds)}"
+        late = f"{late}; current names {current[:SHORT]} meanwhile"
     if wait_s:
         raise RejectedError(f"{digest[:SHORT]} does not serve: {late}")
-    say(f"serves now   {late}: not {digest[:SHORT]} yet")
-
-
-def _reason(outcome: Outcome, digest: str, log: Path | None) -> str:
-    """The line that the server logged, if it is within reach, else the name of the check."""
-    mark = f"swap to {digest[:SHORT]} refused"
-    for line in reversed(_tail(log)):
-        if mark in line and ": " in line.partition(mark)[2]:
-            return line.partition(mark)[2].partition(": ")[2].strip()
-    return f"check {outcome.refused_by!r} (its log has the line)"
-
-
-def _tail(log: Path | None) -> list[str]:
-    if log is None:
-        return []
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _LOG_TAIL))
-            return file.read().decode("utf-8", "replace").splitlines()
-    except OSError:  # no server of this home ever ran: the metrics name the check
-        return []
+    say(f"serves now   {late}; not {digest[:SHORT]} yet")

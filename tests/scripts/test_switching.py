@@ -150,14 +150,19 @@ def test_a_refusal_by_the_server_is_told_with_the_line_of_its_log(
     refused = f"tensorcache: the server at {url} refused {second}: "
     assert capsys.readouterr().err == f"{refused}check 'golden' (its log has the line); serves: {first}\n"
     assert current_digest(home.version).startswith(second)
-    (home.root / "triton.log").write_text(
-        f"W swap to {second} refused, {first} serves: golden: expected token 7, found token 8\n"
-        f"W swap to {'0' * 16} refused, {first} serves: another\n"
-    )
-    server.refusals = {}
     assert home.rollback() == 0
+    log = home.root / "triton.log"
+    log.write_text(f"W swap to {second} refused, {first} serves: memory: of yesterday\n")
+
+    def refuse_aloud() -> None:
+        refuse()
+        with log.open("a") as file:
+            file.write(f"W swap to {'0' * 16} refused, {first} serves: digest: another's\n")
+            file.write(f"W swap to {second} refused, {first} serves: golden: expected 7, found 8\n")
+
+    server.refusals, server.on_ask = {}, refuse_aloud
     assert home.deploy(2, server) == 1
-    assert f"{refused}golden: expected token 7, found token 8; serves: {first}" in capsys.readouterr().err
+    assert f"{refused}golden: expected 7, found 8; serves: {first}" in capsys.readouterr().err
 
 
 def test_a_swap_that_was_put_off_is_no_refusal(home: Home, server: StandInServer, capsys: Capture) -> None:
@@ -183,7 +188,7 @@ def test_a_server_that_is_late_fails_only_who_asked_to_wait(
     first = server.release = home.digest(1)[:16]
     assert home.deploy(2, server) == 0
     second = home.digest(2)[:16]
-    assert re.search(rf"serves now   {first} at .*: not {second} yet\n", capsys.readouterr().out)
+    assert re.search(rf"serves now   {first} at .*; not {second} yet\n", capsys.readouterr().out)
     assert home.rollback(server) == 0
     assert home.rollback(server, "--wait", "0.01") == 1
     assert f"tensorcache: {second} does not serve: {first} at" in capsys.readouterr().err
@@ -191,6 +196,25 @@ def test_a_server_that_is_late_fails_only_who_asked_to_wait(
     assert f"not {home.digest(3)[:16]} yet" in capsys.readouterr().out
     assert home.deploy(4, None, "--wait", "0.01") == 1
     assert "does not serve: unknown (no server answers)" in capsys.readouterr().err
+
+
+def test_the_refusal_of_what_somebody_else_made_current_is_not_ours(
+    home: Home, server: StandInServer, capsys: Capture
+) -> None:
+    home.deploy(1)
+    server.release = home.digest(1)[:16]
+    asked = iter(range(100))
+
+    def refuse_another_then_follow() -> None:
+        server.refusals = {"golden": 1}
+        with (home.root / "triton.log").open("a") as file:
+            file.write(f"W swap to {'0' * 16} refused, nothing serves: golden: another's\n")
+        if next(asked) > 3:
+            server.release = current_digest(home.version)[:16]
+
+    server.on_ask = refuse_another_then_follow
+    assert home.deploy(2, server) == 0
+    assert f"serves now   {home.digest(2)[:16]} at" in capsys.readouterr().out
 
 
 def test_a_switch_by_somebody_else_ends_the_wait(home: Home, server: StandInServer, capsys: Capture) -> None:
@@ -205,7 +229,7 @@ def test_a_switch_by_somebody_else_ends_the_wait(home: Home, server: StandInServ
     server.on_ask = somebody
     assert home.deploy(2, server, "--wait", "60") == 1
     first = home.digest(1)[:16]
-    assert f"; current names {first} meanwhile at" in capsys.readouterr().err
+    assert f"; current names {first} meanwhile" in capsys.readouterr().err
 
 
 def test_servers_that_will_not_follow_are_not_waited_for(
