@@ -27,7 +27,7 @@ from backend.asked import Asked, Inputs
 from backend.errors import BackendError, EngineFailed, Overloaded
 from backend.generation import Delta, FinishReason, Generation, Usage
 from backend.open_release import OpenRelease
-from backend.parsing import read_deadline
+from backend.parsing import PROBE, read_deadline
 from backend.replies import Replies, Sender
 from backend.sequence import Sequence
 from backend.step_loop import NotServing, StepLoop
@@ -94,6 +94,21 @@ class Admission:
             self._start_or_wait(asked)
         except Exception as error:
             self._refuse(asked, error)
+
+    def turn_away(
+        self,
+        request_id: str,
+        parameters: Mapping[str, object],
+        sender: Callable[[Generation | None], Sender],
+        error: BackendError,
+    ) -> None:
+        """Refuse a request on this thread: the replies thread may be what hangs. Never raises."""
+        if PROBE not in parameters:
+            self._observer.refused(request_id, reason=type(error).__name__)
+        try:
+            sender(None).send(Delta(error=error), final=True)
+        except Exception as failure:  # the server's own error type: the caller is gone
+            log.warning("a refusal could not be sent: %s", failure)
 
     def shut(self) -> None:
         """From now on requests wait."""

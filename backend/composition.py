@@ -33,6 +33,7 @@ from backend.step_loop import StepLoop
 from backend.stepper import Stepper
 from backend.swapper import Swapper, SwapSettings
 from backend.text import TextModel
+from backend.watchdog import Watchdog
 from backend.watched_release import release_dir
 from cachemgr import BlockFormat, CacheSecrets, LaneTier, PrefixCache, open_cache
 from engines import (
@@ -53,6 +54,7 @@ MIN_PROMPT_BYTES = 64 * 1024
 PROMPT_BYTES_PER_TOKEN = 32
 
 Clock = Callable[[], float]
+Parts = tuple[StepLoop, Admission, Watchdog]
 T = TypeVar("T")
 
 
@@ -70,7 +72,7 @@ def open_decoder(
     process = Process.around(settings, instruments, labels, forwarded_headers=node.forwarded_headers)
     opener = ReleaseOpener(model, version_dir, node=node, process=process)
     serving = opener.current(beside=None, run=at_once)
-    loop, admission = process.start_serving(serving, authoriser)
+    loop, admission, watchdog = process.start_serving(serving, authoriser)
     swapper = Swapper(
         serving,
         version_dir,
@@ -81,8 +83,8 @@ def open_decoder(
         metrics=process.metrics,
     )
     return DecoderService(
-        serving, loop=loop, admission=admission, replies=process.replies, drain_s=settings.drain_s,
-        swapper=swapper,
+        serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
+        drain_s=settings.drain_s, swapper=swapper,
     )  # fmt: skip
 
 
@@ -101,10 +103,11 @@ def wire(
     """Everything between a request and an engine that is open already, started. It serves no other."""
     process = Process.around(settings, instruments, labels, forwarded_headers=forwarded_headers, clock=clock)
     serving = process.assemble(engine, cache, text=text)
-    loop, admission = process.start_serving(serving, authoriser)
+    loop, admission, watchdog = process.start_serving(serving, authoriser)
     return DecoderService(
-        serving, loop=loop, admission=admission, replies=process.replies, drain_s=settings.drain_s
-    )
+        serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
+        drain_s=settings.drain_s,
+    )  # fmt: skip
 
 
 def at_once(job: Callable[[], T], /) -> T:
@@ -196,7 +199,7 @@ class Process:
     ledger: Ledger
     forwarded_headers: frozenset[str]
     clock: Clock
-    parts: list[tuple[StepLoop, Admission]] = field(default_factory=list)
+    parts: list[Parts] = field(default_factory=list)
     """Filled once: metrics and replies are made before what they look at."""
 
     @classmethod
@@ -210,12 +213,13 @@ class Process:
         clock: Clock = time.monotonic,
     ) -> "Process":
         """Everything that needs no release yet."""
-        parts: list[tuple[StepLoop, Admission]] = []
+        parts: list[Parts] = []
         ledger = Ledger()
 
         def readings() -> list[Reading]:
             found = ledger.readings()
-            for loop, admission in parts:
+            for loop, admission, watchdog in parts:
+                found.extend(watchdog.readings())
                 found.append(Reading("integrity_failures_total", float(loop.integrity_failures)))
                 found.append(Reading("requests_held", float(admission.waiting)))
                 if loop.serving is not None:
@@ -225,19 +229,19 @@ class Process:
         metrics = RequestMetrics(instruments, labels, release="-", readings=readings, clock=clock)
 
         def after_round() -> None:
-            for _, admission in parts:
+            for _, admission, _ in parts:
                 admission.expire()
             metrics.publish()
 
         def cancel(ticket: int) -> None:
-            for _, admission in parts:
+            for _, admission, _ in parts:
                 admission.cancel(ticket)
 
         replies = Replies(cancel=cancel, after_round=after_round, clock=clock)
         return cls(settings, metrics, replies, ledger, forwarded_headers, clock, parts)
 
-    def start_serving(self, serving: OpenRelease, authoriser: Authoriser) -> tuple[StepLoop, Admission]:
-        """The step loop and the door, ready to be started by the service."""
+    def start_serving(self, serving: OpenRelease, authoriser: Authoriser) -> Parts:
+        """The step loop, the door and the watchdog, ready to be started by the service."""
         settings = self.settings
         loop = StepLoop(serving, max_inbox=settings.max_queue_size + serving.spec.lanes, clock=self.clock)
         admission = Admission(
@@ -251,8 +255,9 @@ class Process:
         )
         self.metrics.load = lambda: loop.load
         self.metrics.release = serving.name
-        self.parts.append((loop, admission))
-        return loop, admission
+        watchdog = Watchdog(loop, self.replies, limit_s=settings.watchdog_s, clock=self.clock)
+        self.parts.append((loop, admission, watchdog))
+        return loop, admission, watchdog
 
     def assemble(
         self, engine: Engine, cache: PrefixCache, *, text: TextModel, stepper: Stepper | None = None

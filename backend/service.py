@@ -20,6 +20,7 @@ from backend.open_release import OpenRelease
 from backend.replies import Replies, Sender
 from backend.step_loop import StepLoop
 from backend.swapper import Swapper
+from backend.watchdog import Watchdog
 
 
 class DecoderService:
@@ -32,6 +33,7 @@ class DecoderService:
         loop: StepLoop,
         admission: Admission,
         replies: Replies,
+        watchdog: Watchdog,
         drain_s: float,
         swapper: Swapper | None = None,
     ) -> None:
@@ -40,17 +42,19 @@ class DecoderService:
         self._loop = loop
         self._admission = admission
         self._replies = replies
+        self._watchdog = watchdog
         self._drain_s = drain_s
         self._swapper = swapper
         replies.start()
         loop.start()
+        watchdog.start()
         if swapper is not None:
             swapper.start()
 
     @property
     def ready(self) -> bool:
         """True while requests are taken."""
-        return self._loop.ready and self._admission.open
+        return self._loop.ready and self._admission.open and self._watchdog.problem is None
 
     @property
     def release(self) -> str:
@@ -67,17 +71,26 @@ class DecoderService:
         sender: Callable[[Generation | None], Sender],
     ) -> None:
         """Start a request; whatever happens, the last `sender` gets exactly one last delta. Never raises."""
-        self._admission.enter(request_id, inputs, parameters, sender)
+        problem = self._watchdog.problem
+        if problem is None:
+            self._admission.enter(request_id, inputs, parameters, sender)
+        else:
+            self._admission.turn_away(request_id, parameters, sender, problem)
 
     def close(self) -> None:
-        """Drain, stop the threads, free engine and cache. What the arena holds stays for the next process."""
+        """Drain, stop the threads, free engine and cache. What the arena holds stays for the next process.
+
+        A step loop that hangs may be inside the engine: then both are left to the end of the process.
+        """
         if self._swapper is not None:
             self._swapper.stop()
-        self._loop.stop(drain_s=self._drain_s)
-        if self._swapper is not None:
+        self._watchdog.expect_end()
+        ended = self._loop.stop(drain_s=self._drain_s, hangs=lambda: self._watchdog.loop_hangs)
+        if self._swapper is not None and ended:
             self._swapper.join()
         self._admission.refuse_all(Overloaded("the backend is closing"))
+        self._watchdog.stop()
         self._replies.stop()
         serving = self._serving if self._swapper is None else self._swapper.serving
-        if serving is not None:
+        if serving is not None and ended:
             serving.close()

@@ -36,6 +36,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of a decoder's config.pbtxt. `None`: what the release says. Chunks are tokens per step.
 
     `drain_s`: what open streams have to end when the backend closes, or before a swap that drains.
+    `watchdog_s`: how long one step may take before the step loop counts as stuck; it beats once a second.
     """
 
     lanes: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
@@ -50,7 +51,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 20.0
     swap: Literal["side_by_side", "drain", "off"] = "side_by_side"
     swap_poll_s: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 1.0
-    watchdog_s: Annotated[float, msgspec.Meta(ge=0.5, le=3600)] = 4.0
+    watchdog_s: Annotated[float, msgspec.Meta(ge=2, le=3600)] = 4.0
     sampler: Literal["auto", "host", "device"] = "auto"
     device: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     cuda_graphs: bool = True

@@ -26,6 +26,7 @@ belongs to the loop's thread.
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -39,6 +40,7 @@ from backend.metrics import Load
 from backend.open_release import OpenRelease
 from backend.sequence import Sequence
 from backend.stepper import Stepper
+from backend.thread_names import show_thread_name
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,6 +49,7 @@ IDLE_BEAT_S = 1.0
 LOADING_BEAT_S = 0.002
 LOAD_EVERY_S = 0.5
 JOIN_MARGIN_S = 30.0
+JOIN_LOOK_S = 0.1
 JOB_LIMIT_S = 120.0
 """How long a job may wait for its turn: far longer than any step."""
 
@@ -96,7 +99,7 @@ class StepLoop:
         self._door = threading.Lock()
         self._closed: BackendError | None = None
         self._tickets = itertools.count(1)
-        self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         self._next_load = 0.0
         self.heartbeat = clock()
         self.job_since: float | None = None
@@ -106,7 +109,7 @@ class StepLoop:
 
     def start(self) -> None:
         """Begin taking submissions."""
-        self._thread.start()
+        self.thread.start()
 
     @property
     def serving(self) -> OpenRelease | None:
@@ -116,7 +119,7 @@ class StepLoop:
     @property
     def alive(self) -> bool:
         """True until the thread ends; it may refuse submissions already."""
-        return self._thread.is_alive()
+        return self.thread.is_alive()
 
     @property
     def ready(self) -> bool:
@@ -175,18 +178,22 @@ class StepLoop:
         with self._door:
             self._closed = self._closed or error
 
-    def stop(self, *, drain_s: float) -> None:
-        """Refuse new requests, give open ones `drain_s`, fail what is left, end the thread. Idempotent."""
+    def stop(self, *, drain_s: float, hangs: Callable[[], bool] = lambda: False) -> bool:
+        """Refuse new requests, give open ones `drain_s`, fail what is left, end the thread. Idempotent.
+
+        False if the thread did not end: it may still use the engine. `hangs` spares waiting for that.
+        """
         self.close_door(Overloaded("the backend is closing"))
         self._inbox.put(_Stop(self._clock() + drain_s))
+        limit = time.monotonic() + drain_s + JOIN_MARGIN_S
+        while self.alive and not hangs() and time.monotonic() < limit:
+            self.thread.join(JOIN_LOOK_S)
         if self.alive:
-            self._thread.join(drain_s + JOIN_MARGIN_S)
-            if self.alive:
-                log.error(
-                    "step loop did not end within %.0f s: an engine call hangs", drain_s + JOIN_MARGIN_S
-                )
+            log.error("step loop did not end, with %.0f s to drain: an engine call hangs", drain_s)
+        return not self.alive
 
     def _run(self) -> None:
+        show_thread_name()
         try:
             self._turn_until_stopped()
             self._end_all(Overloaded("the backend is closing"))

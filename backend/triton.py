@@ -25,7 +25,7 @@ from backend.access import OpenAccess
 from backend.calls import CANCEL_CALL, ERROR, REASON, TEXT, Call, Calls
 from backend.composition import open_decoder
 from backend.environment import config_path
-from backend.errors import BackendError, ConfigError, DecoderGone, InvalidRequest, Overloaded
+from backend.errors import BackendError, BackendStuck, ConfigError, DecoderGone, InvalidRequest, Overloaded
 from backend.facade import Facade
 from backend.facade_service import FacadeService
 from backend.generation import Delta, Generation
@@ -252,7 +252,7 @@ class _Statuses:
 def _status_name(error: Exception) -> str:
     if isinstance(error, InvalidRequest):
         return "INVALID_ARG"
-    return "UNAVAILABLE" if isinstance(error, Overloaded | DecoderGone) else "INTERNAL"
+    return "UNAVAILABLE" if isinstance(error, Overloaded | DecoderGone | BackendStuck) else "INTERNAL"
 
 
 class TritonInstruments:

@@ -123,6 +123,11 @@ class Watchdog:
         """Why nothing can be served now, with how long already; None while all is well."""
         return self._loop.error() or self._replies.error()
 
+    @property
+    def loop_hangs(self) -> bool:
+        """True while the step loop hangs, or if it ended unasked."""
+        return bool(self._loop.trouble)
+
     def readings(self) -> list[Reading]:
         """For the metrics page. The heartbeats stand still while anything is wrong, this thread included."""
         return [

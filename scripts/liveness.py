@@ -3,7 +3,7 @@
 A decoder with a long queue answers a probe late, or says that it has no room, and is as healthy as can be:
 its tokens move. One whose engine hangs has a watchdog that says so after a few seconds; that is believed at
 once. One whose process is frozen says nothing, and nothing of it moves, not even the watchdog's heartbeats:
-while those move, a late answer is excused for longer. A facade does no work of its own: it waits for its
+while those move, a late answer is excused for minutes. A facade does no work of its own: it waits for its
 decoder, so it is blamed only for what its decoder would have done better.
 
 Invariants
@@ -22,7 +22,9 @@ _WORK: Final = tuple(
     for name in ("output_tokens_total", "kv_tokens_used", "ttft_seconds_count", "tpot_seconds_count")
 )
 _AWAKE: Final = "tensorcache_heartbeats_total{"
-AWAKE_TIMES: Final = 6
+AWAKE_TIMES: Final = 40
+"""Long enough to load a large model while requests wait for it."""
+
 _ANSWERED: Final = ("nv_inference_request_success{", "nv_inference_request_failure{")
 
 
