@@ -73,10 +73,8 @@ def cached(engine: Engine, lane: int, tokens: int) -> npt.NDArray[np.float32]:
     spec = engine.spec
     blocks = -(-tokens // spec.block_tokens)
     payloads = export(engine, lane, range(blocks)).view(spec.kv_dtype).reshape(blocks, *spec.block_shape)
-    joined = np.concatenate(list(payloads), axis=3)[:, :, :, :tokens]
-    if joined.dtype == np.uint16:  # bfloat16, which numpy has not
-        return (joined.astype(np.uint32) << 16).view(np.float32)
-    return joined
+    joined = np.concatenate(list(payloads), axis=3)
+    return joined[:, :, :, :tokens]
 
 
 def poison(engine: Engine, lane: int) -> None:

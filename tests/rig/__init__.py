@@ -5,7 +5,7 @@
         plan = make_plan(decoder, positions=256, lanes=4, chunk=64)     # tests.rig.plans
         engine = TensorRTEngine(...)           # `import tensorrt`, `import pycuda.driver` work as with a GPU
         rig.gpu.held                           # bytes, allocations, streams, events, graphs that live
-        rig.gpu.fail("cuMemAlloc", nth=3)      # the third call from now fails with out of memory
+        rig.gpu.fail("cuMemAlloc", nth=3, times=2)     # the third call from now fails: out of memory
         rig.trt.fail("execute_async_v3")       # the next step is refused (False, and a line in the logger)
 
 `rig` skips with the reason where the machine lacks compiler, CUDA headers or package index; `module_rig` is

@@ -68,12 +68,14 @@ class StandIn:
         self._runner = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(self._run)
         self._library.rig_set_runner(self._runner)
         self.failures: list[BaseException] = []  # raised by kernels while they ran
+        self.plugged = True
 
     def plug(
         self, *, devices: int = 1, capability: tuple[int, int] = (8, 0), name: str = "Stand-in GPU",
         total: int = 2 * GIB,
     ) -> None:  # fmt: skip
         """The machine has these GPUs from now on."""
+        self.plugged = devices > 0
         self._library.rig_set_device(devices, *capability, name.encode(), ctypes.c_size_t(total))
 
     def unplug(self) -> None:
@@ -135,9 +137,13 @@ class StandIn:
         """Bytes from `address` to the end of the device allocation it lies in; 0 if in none."""
         return int(self._library.rig_room(ctypes.c_size_t(address)))
 
-    def fail(self, name: str, *, nth: int = 1, result: int = OUT_OF_MEMORY) -> None:
-        """The nth call from now of `name` ("*" any, "enqueue" a step of the double) fails, once."""
-        self._library.rig_fail(name.encode(), ctypes.c_long(nth), result)
+    def fail(self, name: str, *, nth: int = 1, times: int = 1, result: int = OUT_OF_MEMORY) -> None:
+        """The nth call from now of `name`, and `times` − 1 after it, fail.
+
+        "*" is any call, "enqueue" a step of the double. When memory runs out, pycuda collects garbage and
+        tries again: such a failure must come twice to be seen.
+        """
+        self._library.rig_fail(name.encode(), ctypes.c_long(nth), ctypes.c_long(times), result)
 
     def forget_failures(self) -> int:
         """Cancel what `fail` asked for and has not come; how many there were."""
@@ -165,21 +171,12 @@ class StandIn:
         return None if failed else address.value
 
     def release(self, address: int) -> None:
-        """Free what `allocate` gave, in whatever context is current, or the first device's."""
-        context = ctypes.c_void_p()
-        retain = self.current_device is None
-        if retain:
-            self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
-            self._library.cuCtxPushCurrent_v2(context)
-        self._library.cuMemFree_v2(ctypes.c_size_t(address))
-        if retain:
-            self._library.cuCtxPopCurrent_v2(None)
-            self._library.cuDevicePrimaryCtxRelease_v2(0)
+        """Free what `allocate` gave, as a library does that looks after its context itself."""
+        self._library.rig_release(ctypes.c_size_t(address))
 
     def is_capturing(self, stream: int) -> bool:
-        status = ctypes.c_int()
-        self._library.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
-        return status.value != 0
+        """Whether a graph is being recorded from the stream."""
+        return bool(self._library.rig_is_capturing(ctypes.c_void_p(stream)))
 
     def launch(self, stream: int, kernel: Callable[[], None]) -> int:
         """Queue a kernel on a stream (or into the graph that it captures); the driver's result."""

@@ -25,7 +25,8 @@ typedef struct Counter {
 
 typedef struct Failure {
     char name[64];  /* "" = unused; "*" = any call */
-    long after;     /* fails when this reaches 0 */
+    long after;     /* fails when this reaches 0 … */
+    long times;     /* … and this often */
     CUresult result;
 } Failure;
 
@@ -65,15 +66,15 @@ static void count(const char *name) {
 }
 
 static CUresult asked_for_failure(const char *name) {
+    CUresult found = CUDA_SUCCESS;
     for (int i = 0; i < MAX_FAILURES; i++) {
         Failure *failure = &failures[i];
         if (failure->name[0] == '\0' || (strcmp(failure->name, "*") && strcmp(failure->name, name))) continue;
-        if (--failure->after == 0) {
-            failure->name[0] = '\0';
-            return failure->result;
-        }
+        if (--failure->after > 0) continue;
+        if (--failure->times == 0) failure->name[0] = '\0';
+        found = failure->result;
     }
-    return CUDA_SUCCESS;
+    return found;
 }
 
 Context *standin_current(void) {
@@ -353,12 +354,13 @@ EXPORT CUresult CUDAAPI cuGetProcAddress(
 
 /* What tests call (see driver.py). */
 
-EXPORT void rig_fail(const char *name, long nth, int result) {
+EXPORT void rig_fail(const char *name, long nth, long times, int result) {
     pthread_mutex_lock(&standin_lock);
     for (int i = 0; i < MAX_FAILURES; i++) {
         if (failures[i].name[0] == '\0') {
             snprintf(failures[i].name, sizeof failures[i].name, "%s", name);
             failures[i].after = nth;
+            failures[i].times = times;
             failures[i].result = (CUresult)result;
             break;
         }

@@ -404,6 +404,16 @@ EXPORT size_t rig_memory(int what) {
     return values[what];
 }
 
+/* Free what a library allocated, whatever context is current, and without failing on cue. */
+EXPORT void rig_release(uintptr_t address) {
+    pthread_mutex_lock(&standin_lock);
+    standin_drain_idle();
+    Allocation *found = at_base(address, DEVICE_MEMORY);
+    if (found != NULL) drop(found);
+    else standin_complain("a library freed 0x%zx, which is no live allocation", (size_t)address);
+    pthread_mutex_unlock(&standin_lock);
+}
+
 EXPORT void rig_restart_peak(void) {
     pthread_mutex_lock(&standin_lock);
     peak_bytes = live_bytes[DEVICE_MEMORY];

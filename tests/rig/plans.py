@@ -73,13 +73,12 @@ def pack(graph: EmittedGraph, profiles: list[Shapes]) -> bytes:
     return _packed(graph.model_bytes(), graph.weights_bytes().tobytes(), profiles)
 
 
-def changed(plan: memoryview, change: Callable[[onnx.GraphProto], None]) -> bytes:
-    """The same plan with a changed graph."""
+def changed(plan: memoryview, change: Callable[[EmittedGraph], EmittedGraph]) -> bytes:
+    """The same plan with a changed graph, the weights as they are."""
     content = unpack(plan)
     assert isinstance(content, Content), content
-    model = onnx.load_from_string(content.model)
-    change(model.graph)
-    return _packed(model.SerializeToString(), content.weights, content.profiles)
+    graph = change(EmittedGraph(model=onnx.load_from_string(content.model), weights=()))
+    return _packed(graph.model_bytes(), content.weights, content.profiles)
 
 
 def _packed(model: bytes, weights: bytes | memoryview, profiles: Sequence[Shapes]) -> bytes:

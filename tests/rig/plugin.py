@@ -52,7 +52,7 @@ def module_rig(rig_parts: Rig) -> Iterator[Rig]:
 def _plugged(parts: Rig) -> Iterator[Rig]:
     gpu = parts.gpu
     module: ModuleType = tensorrt_double.module(gpu, parts.trt)
-    before = sys.modules.get("tensorrt")
+    before, plugged = sys.modules.get("tensorrt"), gpu.plugged
     sys.modules["tensorrt"] = module
     gpu.plug()
     gpu.take_complaints()
@@ -70,7 +70,7 @@ def _plugged(parts: Rig) -> Iterator[Rig]:
         gpu.forgive()
         gpu.take_complaints()
         parts.trt.heal()
-        gpu.unplug()
+        (gpu.plug if plugged else gpu.unplug)()  # the module's, for a test inside it
         if before is None:
             del sys.modules["tensorrt"]
         else:

@@ -451,6 +451,14 @@ EXPORT int rig_launch(CUstream given, uint64_t id) {
     LEAVE(issued != CUDA_SUCCESS ? issued : async_error);
 }
 
+EXPORT int rig_is_capturing(CUstream given) {
+    pthread_mutex_lock(&standin_lock);
+    CUstream stream = standin_stream(given);
+    int capturing = stream != NULL && stream->capture != NULL;
+    pthread_mutex_unlock(&standin_lock);
+    return capturing;
+}
+
 /* Kernels that nothing refers to any more. */
 EXPORT size_t rig_take_released(uint64_t *ids, size_t room) {
     pthread_mutex_lock(&standin_lock);
