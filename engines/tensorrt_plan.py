@@ -2,7 +2,7 @@
 
 Invariants
 - A plan is used only after its inputs, outputs, aliases and profiles were found to be what steps will bind.
-- Every decision about a plan is made on plain numbers read from it: an error keeps no engine alive.
+- An error that is kept, and with it its traceback, keeps no engine alive.
 
 Threads: one owner, inside `Device.current()`.
 """
@@ -39,10 +39,14 @@ class Plan:
         """Deserialise and check; ReleaseError (steps "deserialise", "contract")."""
         self._tensorrt = load_tensorrt()
         self._runtime, self._engine = deserialise(plan)
-        inputs, outputs = self._tensors()
-        check_tensors(spec, kv_dtype, inputs, outputs)
-        check_aliases(spec, {name: self._engine.get_aliased_input_tensor(name) for name in outputs})
-        self.prefill, self.decode = choose_profiles(self._profiles(), spec)
+        try:
+            inputs, outputs = self._tensors()
+            check_tensors(spec, kv_dtype, inputs, outputs)
+            check_aliases(spec, {name: self._engine.get_aliased_input_tensor(name) for name in outputs})
+            self.prefill, self.decode = choose_profiles(self._profiles(), spec)
+        except BaseException:
+            self.close()  # else whoever keeps the error keeps the weights
+            raise
 
     @property
     def activation_bytes(self) -> int:
@@ -60,6 +64,7 @@ class Plan:
             raise DeviceError(f"TensorRT: create_execution_context failed: {messages.after(point)}")
         context.set_device_memory(activations.address, activations.nbytes)
         if not context.set_optimization_profile_async(profile.index, stream.handle):
+            context = None  # else whoever keeps the error keeps it, and the engine
             raise DeviceError(f"TensorRT: profile {profile.index} was refused: {messages.after(point)}")
         return context
 
