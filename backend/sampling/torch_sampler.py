@@ -9,6 +9,9 @@ Bits: a row's token depends on no other row and not on how many there are, as al
 Against the numpy form, weights differ by the rounding of exp in float32: a token may differ where u, or the
 border of what the filters keep, lies within 1e-6 of the mass between two tokens.
 
+Cost: about a hundred small operations for top-p. They are enqueued while the engine's step, which does not
+wait either, is still running on the device.
+
 What was run: everything but the stream and the address of the logits, on CPU tensors. The CUDA path could
 not be run where this was written; `make test-gpu` runs it against the numpy form on a GPU.
 
