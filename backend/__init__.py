@@ -11,6 +11,7 @@ A request's life, and the module that is in charge of each part:
     stepper         engine calls, sampling, text                   → Delta
     replies         merges deltas, sends them, notices callers that left
     metrics         one line and a few numbers when it has ended
+    recheck         looks now and then whether the release in service is on disk as it was loaded
     watchdog        speaks for the step loop when that hangs or is dead; `thread_names` for debuggers
 
 `service` joins the threads, `composition` names the implementations. `facade` is the second model, not

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from backend.metrics import Reading
+from backend.thread_names import show_thread_name
 from engines import (
     Difference,
     Pace,
@@ -137,6 +138,7 @@ class Recheck:
         return None if due == math.inf else max(0.0, due)
 
     def _run(self) -> None:
+        show_thread_name()
         while not self._closed:
             self._wake.clear()
             pause: float | None = 0.0
