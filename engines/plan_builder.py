@@ -14,7 +14,8 @@ second build quick, and more alike. What KV means does not change with it.
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,8 @@ def build_plan(
     cache = TimingCache.of(options.plan, version=trt.__version__, gpu_name=gpu_name)
     cache.lend(config)
     plan = builder.build_serialized_network(parsed.network, config)
+    if monitor.failure is not None:
+        raise monitor.failure
     if plan is None:
         reason = " ".join(messages().split()) or "it gives no reason"
         raise BuildError(f"plan: TensorRT {trt.__version__} builds none: {reason}")
@@ -196,28 +199,41 @@ def _add_profile(builder: Any, config: Any, network: Any, profile: Profile) -> N
 
 
 def _progress_monitor(trt: Any, report: Report) -> Any:
-    """An object that TensorRT tells, from any of its threads, how far its outermost phase is."""
+    """An object that TensorRT tells, from any of its threads, how far its outermost phase is.
+
+    Nothing may fly through TensorRT, which would end the process: what `report` raises, and Ctrl-C, which
+    arrives wherever Python runs, is kept in `failure` and ends the build.
+    """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base is known at run time only
         def __init__(self) -> None:
             super().__init__()
             self._lock = threading.Lock()  # phases begin and end on several threads
             self._outermost: dict[str, int] = {}
+            self.failure: BaseException | None = None
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            with self._lock:
+            with self._kept():
                 if parent_phase is None:
                     self._outermost[phase_name] = num_steps
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            with self._lock:
+            with self._kept():
                 steps = self._outermost.get(phase_name, 0)
-            if steps:
-                report(min(1.0, (step + 1) / steps))
-            return True  # go on
+                if steps:
+                    report(min(1.0, (step + 1) / steps))
+            return self.failure is None  # False: no more steps
 
         def phase_finish(self, phase_name: str) -> None:
-            with self._lock:
+            with self._kept():
                 self._outermost.pop(phase_name, None)
+
+        @contextmanager
+        def _kept(self) -> Iterator[None]:
+            try:
+                with self._lock:
+                    yield
+            except BaseException as error:
+                self.failure = self.failure or error
 
     return Monitor()

@@ -125,6 +125,19 @@ def test_windows_of_short_and_long_lanes(max_seq_len: int, least: int, typical: 
         assert found == (least, typical, most)
 
 
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("no terminal")])
+def test_whatever_is_raised_meanwhile_ends_the_build_and_not_the_process(
+    tmp_path: Path, failure: BaseException
+) -> None:
+    def fails(done: float) -> None:
+        raise failure
+
+    builder, parsed = parse(tmp_path)
+    with pytest.raises(type(failure)) as raised:
+        plan_of(builder, parsed, report=fails)
+    assert raised.value is failure
+
+
 def test_the_configuration_says_what_the_options_do(tmp_path: Path) -> None:
     builder, parsed = parse(tmp_path)
     plan_of(builder, parsed, with_plan(workspace_bytes=1 << 30))
