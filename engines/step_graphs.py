@@ -52,12 +52,16 @@ class StepGraphs:
         return len(self._graphs)
 
     def launch(self, key: Key) -> bool:
-        """Run the graph of `key`; False if there is none. DeviceError."""
+        """Run the graph of `key`; False if there is none. DeviceError; the graph that failed is dropped."""
         graph = self._graphs.get(key)
         if graph is None:
             return False
         self._graphs.move_to_end(key)
-        graph.launch(self._stream.handle)
+        try:
+            graph.launch(self._stream.handle)
+        except DeviceError:
+            self._graphs.pop(key).close()
+            raise
         return True
 
     def record(self, key: Key, enqueue: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ The interpreter lock is free while TensorRT deserialises or enqueues and while t
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -186,24 +186,16 @@ class TensorRTEngine:
         self._closed = True
         parts, self._parts = self._parts, None
         try:
-            with self._device.current():
-                try:
-                    if parts is not None:
-                        parts.stream.synchronise()
-                finally:
-                    self._close_parts(parts)
+            with self._device.current(), ExitStack() as last:
+                last.callback(self._free_lanes)
+                if parts is not None:
+                    last.callback(parts.close)
+                    parts.stream.synchronise()
         except DeviceError as error:
             log.warning(
                 "engine closed on a device that failed: model=%s release=%d: %s",
                 self._spec.model, self._spec.release, error,
             )  # fmt: skip
-
-    def _close_parts(self, parts: DeviceParts | None) -> None:
-        try:
-            if parts is not None:
-                parts.close()
-        finally:
-            self._free_lanes()
 
     def _free_lanes(self) -> None:
         own = (self._pool, self._shared)

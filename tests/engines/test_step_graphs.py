@@ -43,6 +43,8 @@ class Recorded:
     def launch(self, stream: int) -> None:
         assert self._enqueue is not None, "launched after close"
         assert stream == Stream.handle
+        if self._recorder.failure is not None:
+            raise self._recorder.failure
         self._enqueue()
 
     def close(self) -> None:
@@ -107,6 +109,18 @@ def test_a_failed_recording_ends_recording_with_one_line(
     assert not graphs.launch(SMALL)
     (line,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert f"rows=8 window=512: {failure}" in line.getMessage()
+
+
+def test_a_graph_that_fails_is_not_launched_again(graphs: StepGraphs, recorder: Recorder) -> None:
+    graphs.record(SMALL, lambda: None)
+    graphs.record(LARGE, lambda: None)
+    recorder.failure = DeviceError("cuda: cuGraphLaunch failed")
+    with pytest.raises(DeviceError, match="cuGraphLaunch"):
+        graphs.launch(SMALL)
+    recorder.failure = None
+    assert recorder.live == 1
+    assert not graphs.launch(SMALL)
+    assert graphs.launch(LARGE)
 
 
 def test_unwanted_graphs_are_not_recorded() -> None:
