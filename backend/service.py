@@ -37,8 +37,8 @@ class DecoderService:
         drain_s: float,
         swapper: Swapper | None = None,
     ) -> None:
-        """Without a swapper, `serving` serves to the end."""
-        self._serving = serving
+        """Without a swapper, `serving` serves to the end; with one, it is the swapper's to close."""
+        self._serving = serving if swapper is None else None
         self._loop = loop
         self._admission = admission
         self._replies = replies
@@ -91,6 +91,6 @@ class DecoderService:
         self._admission.refuse_all(Overloaded("the backend is closing"))
         self._watchdog.stop()
         self._replies.stop()
-        serving = self._serving if self._swapper is None else self._swapper.serving
+        serving = self._swapper.serving if self._swapper is not None else self._serving
         if serving is not None and ended:
             serving.close()

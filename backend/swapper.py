@@ -23,6 +23,7 @@ Threads: everything here runs on the swapper's own thread, but `start` and `stop
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,7 +250,7 @@ class Swapper:
         self._refused, self._retry_at, self._retry_s = None, 0.0, RETRY_S[0]
         self._metrics.swapped(SWAPPED)
         log.info(
-            "swap: release %d (%s) → %d (%s), %s, %.1f s, KV %s",
+            "swap: release %d (%s) → %d (%s), %s, %.2f s, KV %s",
             old.spec.release,
             old.name,
             serving.spec.release,
@@ -271,7 +272,8 @@ class Swapper:
         """What there is to say about it; the log has the rest of what nobody expected."""
         refusal = refusal_of(error)
         if refusal.unexpected:
-            log.error("swap failed unexpectedly", exc_info=error)
+            # as text: a log handler that keeps records would keep the frames, and with them the release
+            log.error("swap failed unexpectedly\n%s", "".join(traceback.format_exception(error)).rstrip())
         return refusal
 
 

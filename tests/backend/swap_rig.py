@@ -94,10 +94,10 @@ class Asked(Caller):
 class SwapRig:
     """The service over a shelf."""
 
-    def __init__(self, shelf: Shelf, *, host_bytes: int | None = 16 << 20, **settings) -> None:
+    def __init__(self, shelf: Shelf, *, host_bytes=16 << 20, arenas: Path | None = None, **settings) -> None:
         self.shelf = shelf
         self.recorded = Recorded()
-        cache = CacheSettings(host_bytes=host_bytes, directory=str(shelf.root))
+        cache = CacheSettings(host_bytes=host_bytes, directory=str(arenas or shelf.root))
         node = NodeSettings(shelf.trust, shelf.root / "secrets", cache)
         self.service = open_decoder(
             "small", shelf.version,

@@ -8,6 +8,7 @@ from tests.backend.swap_rig import Shelf, SwapRig, wait_until
 PROMPT = list(range(5, 75))
 OTHER = list(range(100, 160))
 LONG = {"max_tokens": 150}
+BOUND = 1 << 20
 SEEDED = {"max_tokens": 150, "temperature": 0.9, "seed": 11}
 
 
@@ -89,8 +90,10 @@ def test_drain_finishes_what_runs_and_reads_the_rest_under_the_next(shelf, alone
         assert by == ["a"] * 4 + ["c"] * 4
 
 
-def test_a_roll_back_finds_its_blocks(shelf):
-    with SwapRig(shelf, lane_ttl_s=0.0) as rig:
+@pytest.mark.parametrize("host_bytes", [BOUND, None], ids=["all for one process", "default shares"])
+def test_a_roll_back_finds_its_blocks(shelf, host_bytes, monkeypatch, tmp_path):
+    monkeypatch.setattr("cachemgr.arena_files.default_bound", lambda directory, *, held: BOUND)
+    with SwapRig(shelf, host_bytes=host_bytes, arenas=tmp_path, lane_ttl_s=0.0) as rig:
         first = rig.ask(PROMPT, max_tokens=4)
         rig.swap("c")
         other = rig.ask(PROMPT, max_tokens=4)
