@@ -14,7 +14,8 @@ from engines.build_files import Progress, map_file, map_weights, write_weights
 from engines.build_options import BuildOptions, Built
 from engines.cuda import open_device
 from engines.decoder import Decoder
-from engines.driver import GpuInfo
+from engines.driver import GPU_EXTRAS, GpuInfo
+from engines.errors import DeviceError
 from engines.graph_tensorrt import Precision, build_graph
 from engines.layer_report import REPORT_FILE, LayerReport
 from engines.manifest import ProfileInfo, TensorRTInfo
@@ -32,7 +33,9 @@ _PRECISIONS: dict[str, Precision] = {"float16": "float16", "bfloat16": "bfloat16
 def require_gpu(device: int) -> GpuInfo:
     """The GPU that a plan would be built on; DeviceError says what is missing and what to install."""
     info = open_device(device).info
-    load_tensorrt()
+    trt = load_tensorrt()
+    if not hasattr(trt.LayerType, "KV_CACHE_UPDATE"):  # new in 10.15; the first of its kind that we need
+        raise DeviceError(f"TensorRT: expected 10.15 or later, found {trt.__version__}: {GPU_EXTRAS}")
     return info
 
 

@@ -1,7 +1,9 @@
 """A TensorRT release from weights to a served engine, on a stand-in driver and a double of TensorRT."""
 
 import hashlib
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -147,6 +149,17 @@ def test_a_plan_that_does_not_open_leaves_nothing(
         builder_double.Builder, "build_serialized_network", lambda self, network, config: None
     )
     with pytest.raises(BuildError, match=r"plan: TensorRT .* builds none: "):
+        build(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_is_too_old_is_named(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = SimpleNamespace(ATTENTION_INPUT=1)
+    monkeypatch.setattr(sys.modules["tensorrt"], "LayerType", old)
+    monkeypatch.setattr(sys.modules["tensorrt"], "__version__", "10.14.1.48")
+    with pytest.raises(DeviceError, match=r"^TensorRT: expected 10\.15 or later, found 10\.14\.1\.48: `pip"):
         build(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -11,6 +11,8 @@ from engines.manifest import EngineManifest, FileEntry, ProfileInfo, TensorRTInf
 from scripts.build_report import lane_bytes, show_built, token_bytes
 from scripts.cli import main
 from tests.engines.conftest import TINY_FILES, tiny_manifest
+from tests.engines.random_decoder import random_decoder
+from tests.rig.plugin import Rig
 
 
 def built(*words: str) -> int:
@@ -36,6 +38,23 @@ def test_a_precision_of_the_other_target_is_refused_before_anything_is_read(
     said = capsys.readouterr().err
     assert "precision: must be one of float16, bfloat16, int4 for tensorrt, got 'int8'" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_builds_a_plan_and_tells_what_it_costs(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("scripts.build.load_decoder", lambda source, max_seq_len: random_decoder())
+    out = tmp_path / "small"
+    words = ("--out", str(out), "--max-seq-len", "256", "--lanes", "2", "--max-prefill-tokens", "64")
+    assert built(*words) == 0
+    said = capsys.readouterr().out
+    assert "small release 1 (tensorrt, float16)" in said
+    assert "activations of a prefill of 64" in said
+    assert "attentions fused" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".timing", "small"]
+    assert built(*words, "--precision", "bfloat16", "--timing-cache", str(tmp_path / "times")) == 0
+    assert "(tensorrt, bfloat16)" in capsys.readouterr().out
+    assert len(list((tmp_path / "times").iterdir())) == 1
 
 
 INFO = TensorRTInfo(
