@@ -37,10 +37,11 @@ SETTING := build/settings
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  settings of run, demo and serve: PRECISION=$(PRECISION) LANES=$(LANES) HOST_BYTES=$(HOST_BYTES)"
-	@echo "  settings of test-gpu and bench-gpu: EXTRA=gpu-cu12|gpu-cu13 PRECISION=float16|bfloat16 WITHOUT_8B=1"
+	@echo "  settings of setup, test-gpu and bench-gpu: EXTRA=gpu-cu12|gpu-cu13 PRECISION=float16|bfloat16 WITHOUT_8B=1"
 	@echo "  ports: HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT), address: HOST=$(HOST)"
 
-setup: $(VENV)/.serving ## make .venv with everything that building and serving needs (no torch)
+setup: $(VENV)/.serving ## make .venv with all that building and serving needs (EXTRA=gpu-cu13|gpu-cu12: on a GPU node)
+	@if [ -n "$(EXTRA)" ]; then $(PIP) install $(PINS) --editable '.[tools,$(EXTRA)]'; fi
 
 $(VENV)/bin/pip:
 	@python=$$(scripts/find_python.sh $(PYTHON)) && scripts/system_packages.sh "$$python" && \

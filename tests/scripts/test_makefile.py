@@ -147,6 +147,12 @@ def test_checks_of_a_gpu_node_stop_at_the_first_failure(
     assert tests.endswith(f"tests/gpu --gpu {chosen}".rstrip())
 
 
+def test_setup_brings_the_packages_of_a_gpu_node_if_asked(node: Workshop) -> None:
+    assert node.make("setup") == []
+    (install,) = node.make("setup", "EXTRA=gpu-cu13")
+    assert install.endswith("--editable .[tools,gpu-cu13]")
+
+
 def test_an_extra_is_installed_between_the_two_questions(node: Workshop) -> None:
     _, install, libraries, _ = node.make("test-gpu", "EXTRA=gpu-cu12")
     assert " install " in install
