@@ -150,6 +150,8 @@ def _require_keys(trust: TrustSettings) -> None:
 def _published(version_dir: Path, digest: str | None) -> Iterator[tuple[ReleaseFolder, str]]:
     with ReleaseFolder.open(version_dir, follow=True) as version:
         name = _read_current(version) if digest is None else digest
+        if not _DIGEST.fullmatch(name.encode()):
+            raise ReleaseError("digest", expected="64 hex digits", found=shown(name))
         with version.folder(RELEASES) as releases, releases.folder(name) as folder:
             yield folder, name
 

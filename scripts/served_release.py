@@ -41,14 +41,15 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         help=f"its HTTP endpoint (default {default.host}:{default.http_port})",
     )
     group.add_argument(
-        "--metrics-port", type=port, default=default.metrics_port, metavar="PORT", help="default %(default)s"
+        "--metrics-port", type=port, metavar="PORT", help="of its metrics (default: that of --url plus 2)"
     )
 
 
 def server_from(arguments: argparse.Namespace, model: str) -> "ServerView":
     """The view of `model` that the arguments name."""
-    address = msgspec.structs.replace(arguments.url, metrics_port=arguments.metrics_port)
-    return ServerView(address, model)
+    at: TritonAddress = arguments.url
+    metrics = arguments.metrics_port or min(at.http_port + 2, 65535)
+    return ServerView(msgspec.structs.replace(at, metrics_port=metrics), model)
 
 
 def server_url(text: str) -> TritonAddress:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.loading import current_digest, load_release, load_release_dir
+from engines.loading import current_digest, inspect_release, load_release, load_release_dir
 from engines.trust import TrustSettings
 from tests.engines.conftest import TINY_FILES, Keys, refusal, tiny_manifest
 
@@ -101,6 +101,18 @@ def test_a_huge_current_is_not_read(version: Path, load: Callable[[], object]) -
 def test_current_without_its_newline_is_fine(version: Path, load: Callable[[], object], served: Path) -> None:
     (version / "current").write_text(served.name)
     assert load() is not None
+
+
+@pytest.mark.parametrize("digest", ["..", "../../tiny/1/releases/x", "", "a" * 63, "A" * 64, "a" * 64 + "/"])
+def test_a_release_is_named_by_a_digest_and_nothing_else(version: Path, keys: Keys, digest: str) -> None:
+    for call in (load_release, inspect_release):
+        error = refusal(lambda call=call: call(version, digest, model="tiny", trust=keys.trust))
+        assert (error.step, error.found) == ("digest", ascii(digest))
+
+
+def test_a_release_that_is_not_current_loads_by_its_digest(version: Path, served: Path, keys: Keys) -> None:
+    (version / "current").unlink()
+    assert load_release(version, served.name, model="tiny", trust=keys.trust).digest == served.name
 
 
 def test_a_missing_current_says_how_to_publish(version: Path, load: Callable[[], object]) -> None:

@@ -1,5 +1,6 @@
 """Looking again at a loaded release's folder: what is found, how fast it reads, and what it keeps."""
 
+import gc
 import os
 import tracemalloc
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.loading import ReleaseFacts, inspect_release, load_release
+from engines.loading import ReleaseFacts, inspect_release, load_release, load_release_dir
 from engines.publishing import publish_release
 from engines.recheck import Difference, Pace, compare_release, rehash_release
 from engines.release_folder import ReleaseFolder
@@ -268,3 +269,15 @@ def test_a_file_that_grows_while_it_is_read_is_a_difference(
 
     seen = rehash_release(facts, trust=keys.trust, pace=Pace(1e9, clock=Clock(), pause=grow))
     assert [one.file for one in seen.differences] == ["tokenizer.json"]
+
+
+def test_facts_that_are_kept_hold_no_bytes_of_the_release(write_release: WriteRelease, keys: Keys) -> None:
+    folder = write_release("large", files=TINY_FILES | {"zz.data": bytes(32 << 20)})
+    load_release_dir(folder, trust=keys.trust)  # whatever is loaded and cached once
+    tracemalloc.start()
+    facts = load_release_dir(folder, trust=keys.trust).facts
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1 << 20
+    assert facts.nbytes > 32 << 20

@@ -336,3 +336,17 @@ def test_an_oddly_named_file_is_refused_even_if_signed(
     _sign_with_library(folder, keys.private)
     with pytest.raises(ReleaseError, match=r"^folder: expected file names of letters"):
         load_release_dir(folder, trust=keys.trust)
+
+
+@pytest.mark.parametrize("name", ["../evil.bin", "sub/evil.bin", "/etc/passwd", "..", "a\0b"])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused_even_if_signed(
+    write_release: WriteRelease, keys: Keys, tmp_path: Path, name: str
+) -> None:
+    folder = write_release(sign=False)
+    (tmp_path / "evil.bin").write_bytes(b"x")
+    for lies in (tiny_manifest(TINY_FILES | {name: b"x"}), tiny_manifest(TINY_FILES, graph=name)):
+        (folder / "engine.json").write_bytes(encode_manifest(lies))
+        _sign_with_library(folder, keys.private)
+        with pytest.raises(ReleaseError, match=r"^(folder|manifest): expected .*, found ") as caught:
+            load_release_dir(folder, trust=keys.trust)
+        assert ascii(name) in str(caught.value)
