@@ -7,6 +7,10 @@ from engines.cuda import open_device
 from engines.device_pool import kv_bytes, layer_bytes
 from engines.errors import ReleaseError
 from engines.manifest import EngineManifest
+from engines.windows import MAX_GRAPHS, row_counts, windows
+
+# an allowance: TensorRT-LLM's source notes 4 to 10 MB of device memory a graph; not measured here
+_GRAPH_LAYER_BYTES = 160 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +21,23 @@ class DeviceNeed:
     activations: int
     kv: int
     buffers: int
+    graphs: int
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.activations + self.kv + self.buffers
+        return self.weights + self.activations + self.kv + self.buffers + self.graphs
 
     def __str__(self) -> str:
         return (
             f"{self.total} bytes of device memory (weights {self.weights}, activations {self.activations}, "
-            f"KV {self.kv}, buffers {self.buffers})"
+            f"KV {self.kv}, buffers {self.buffers}, graphs {self.graphs})"
         )
 
 
-def device_need(spec: EngineSpec, manifest: EngineManifest, *, adopts: bool) -> DeviceNeed:
+def device_need(spec: EngineSpec, manifest: EngineManifest, *, adopts: bool, cuda_graphs: bool) -> DeviceNeed:
     """What the engine `spec` will take; `adopts`: its lanes are there already, but it warms up on a few."""
+    shapes = len(row_counts(spec.lanes)) * len(windows(spec.positions)) if cuda_graphs else 0
     built = manifest.tensorrt.profiles if manifest.tensorrt is not None else ()
     kv = kv_bytes(spec, lanes=spec.lanes)
     if adopts:
@@ -41,6 +47,7 @@ def device_need(spec: EngineSpec, manifest: EngineManifest, *, adopts: bool) -> 
         activations=max((profile.activation_bytes for profile in built), default=0),
         kv=kv,
         buffers=2 * logits_bytes(spec),
+        graphs=min(shapes, MAX_GRAPHS) * spec.geometry.layers * _GRAPH_LAYER_BYTES,
     )
 
 

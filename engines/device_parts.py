@@ -2,8 +2,7 @@
 
 Invariants
 - Parts are taken in an order in which each may use those before it, and given back in the reverse order,
-also
-  when taking one of them fails.
+  also when taking one of them fails.
 - Both contexts use one allocation for activations: their steps follow one another in one stream.
 
 Threads: one owner, inside `Device.current()`.

@@ -2,8 +2,7 @@
 
 TensorRT without a driver hands out a Runtime whose next use ends the process, and pycuda cannot even be
 imported: so this asks first, through ctypes, and needs nothing but the driver's own library. It also holds
-the two calls of the driver that pin memory, because pycuda's keep the interpreter lock for as long as they
-take.
+the two calls that pin memory, because pycuda's keep the interpreter lock meanwhile.
 
 Threads: any.
 """
@@ -63,7 +62,7 @@ def require_driver(ordinal: int = 0, *, open_library: OpenLibrary = ctypes.CDLL)
 class HostPinning:
     """Page-locks memory that is there already, in the context that is current on the calling thread.
 
-    The interpreter lock is free meanwhile: pinning touches every page and takes about 0.2 s a GiB.
+    The interpreter lock is free meanwhile: pinning touches every page.
     """
 
     def __init__(self, *, open_library: OpenLibrary = ctypes.CDLL) -> None:

@@ -1,13 +1,11 @@
 """Page-locks memory that a cache tier holds, so that the GPU copies blocks to and from it at full speed.
 
-It happens in the background, slice by slice: pinning takes about 0.2 s a GiB, and holds up the driver's
-other callers for as long as one slice takes. Copies work before, during, and without it, only slower; so a
-failure is a log line and nothing else.
+It happens in the background, slice by slice: pinning touches every page, and may hold up the driver's other
+callers for as long as one slice takes. Copies work before, during, and without it, only slower; so a failure
+is a log line and nothing else.
 
 Invariants
-- A slice holds whole slots and whole pages: the driver refuses a copy that reaches across the end of what
-was
-  pinned at once.
+- A slice holds whole slots and whole pages: no copy may reach across the end of what was pinned at once.
 - Memory is kept mapped while it is pinned: another mapping at its address would be taken for it.
 
 Threads: `lock` and `unlock` from any; one thread of its own pins.

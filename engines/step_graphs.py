@@ -1,14 +1,12 @@
-"""The recorded decodes of an engine, one CUDA graph for each (rows, window), the least recently used
-dropped.
+"""The recorded decodes of an engine: one CUDA graph for each (rows, window), the least used ones dropped.
 
 Invariants
 - A graph is recorded right after the same step ran by itself: TensorRT defers work to the first step of a
-shape,
-  and that must not be recorded.
+  shape, and that must not be recorded.
 - The first recording that fails is the last one tried: steps go on without graphs, one log line says so.
 
-NVIDIA's guide calls it undefined to launch a graph after its context was given another shape; TensorRT-LLM
-does so, and a test on a GPU compares every graph with the plain step after other shapes ran.
+NVIDIA's guide calls it undefined to launch a graph after its context was changed. TensorRT-LLM launches graphs
+after its context was given other shapes all the same, and so does this; only a GPU can show that it works.
 
 Threads: one owner, inside `Device.current()`.
 """
@@ -20,10 +18,9 @@ from collections.abc import Callable
 from engines.cuda import Stream
 from engines.cuda_graphs import CudaGraphRecorder, Graph, GraphRecorder
 from engines.errors import DeviceError, StepError
+from engines.windows import MAX_GRAPHS
 
 log = logging.getLogger(__name__)
-
-_MAX_GRAPHS = 128
 
 Key = tuple[int, int]
 """(rows, window)"""
@@ -75,7 +72,7 @@ class StepGraphs:
             self._recorder = None
             self.clear()
             return
-        if len(self._graphs) > _MAX_GRAPHS:
+        if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)[1].close()
 
     def clear(self) -> None:

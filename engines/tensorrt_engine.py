@@ -8,7 +8,7 @@ the next step, meets what went wrong.
 
 Invariants
 - An idle row of a decode writes at the scratch position S − 1, which no mask reaches, and attends to
-position 0.
+  position 0.
 - Graphs keep addresses of the lanes: they are dropped before the lanes change.
 - All that is taken on the device is `_parts` and the lanes; `close` gives both back, also half-way through
   opening.
@@ -204,7 +204,8 @@ class TensorRTEngine:
 
     def _open(self, manifest: EngineManifest, plan: memoryview, options: EngineOptions) -> None:
         spec, device = self._spec, self._device
-        need = device_need(spec, manifest, adopts=self._adopts)
+        graphs = options.cuda_graphs
+        need = device_need(spec, manifest, adopts=self._adopts, cuda_graphs=graphs)
         free, _ = device.memory()
         log.info(
             "engine memory: model=%s release=%d gpu=%d need=%s free=%d",
@@ -212,7 +213,7 @@ class TensorRTEngine:
         )  # fmt: skip
         require_device_memory(need, free=free)
         self._parts = parts = DeviceParts(
-            device, plan, spec, kv_dtype=manifest.kv_dtype, need=need, cuda_graphs=options.cuda_graphs
+            device, plan, spec, kv_dtype=manifest.kv_dtype, need=need, cuda_graphs=graphs
         )
         self._pool = DevicePool(device, parts.stream, spec, lanes=1 if self._adopts else spec.lanes)
         if self._adopts and spec.lanes > 1:

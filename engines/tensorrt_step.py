@@ -1,8 +1,7 @@
 """One kind of step on the device: its execution context, what is bound to it, and its staged inputs.
 
 Invariants
-- A tensor's address and shape are told to TensorRT only when they change; after a failure they are told
-again.
+- A tensor's address and shape are told to TensorRT when they change, and again after a failure.
 - write + T ≤ S in every row of every step; T is exact. Nothing is launched otherwise.
 - Staged inputs are not overwritten before the GPU has read them.
 

@@ -6,6 +6,9 @@ a multiple of 8 beyond.
 """
 
 LEAST_WINDOW = 256
+MAX_GRAPHS = 64
+"""Decodes that are kept as graphs at once, one for each (rows, window)."""
+
 _EVEN_ROWS = 8
 
 

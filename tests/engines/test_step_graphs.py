@@ -87,7 +87,7 @@ def test_cleared_graphs_are_freed_and_recorded_again(graphs: StepGraphs, recorde
 def test_the_least_recently_used_goes(
     graphs: StepGraphs, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_graphs, "_MAX_GRAPHS", 3)
+    monkeypatch.setattr(step_graphs, "MAX_GRAPHS", 3)
     for rows in (1, 2, 4):
         graphs.record((rows, 256), lambda: None)
     assert graphs.launch((1, 256))

@@ -144,14 +144,14 @@ def test_one_profile_is_not_both() -> None:
     assert choose_profiles([both, DECODE], SPEC) == (both, DECODE)
 
 
-def need_of(spec: EngineSpec, *, adopts: bool = False) -> DeviceNeed:
+def need_of(spec: EngineSpec, *, adopts: bool = False, cuda_graphs: bool = False) -> DeviceNeed:
     profile = ProfileInfo(rows=1, tokens=64, least_window=256, window=512, activation_bytes=7000)
     small = msgspec.structs.replace(profile, activation_bytes=3)
     info = TensorRTInfo(version="10.15.1", compute_capability="9.0", gpu_name="g", profiles=(profile, small))
     manifest = msgspec.structs.replace(
         tiny_manifest({}), graph="p", files={"p": FileEntry("0" * 64, 12345)}, tensorrt=info
     )
-    return device_need(spec, manifest, adopts=adopts)
+    return device_need(spec, manifest, adopts=adopts, cuda_graphs=cuda_graphs)
 
 
 def test_need_is_weights_activations_lanes_and_logits() -> None:
@@ -159,6 +159,8 @@ def test_need_is_weights_activations_lanes_and_logits() -> None:
     need = need_of(SPEC)
     assert (need.weights, need.activations, need.kv, need.buffers) == (12345, 7000, 4 * lane, 2 * 4 * 100 * 4)
     assert need.total == 12345 + 7000 + 4 * lane + 3200
+    graphs = need_of(SPEC, cuda_graphs=True).graphs
+    assert (need.graphs, graphs) == (0, 3 * 2 * 2 * 160 * 1024)  # rows 1, 2, 4 in windows 256, 512; layers
     adopting = need_of(SPEC, adopts=True)
     assert adopting.kv == lane + 4 * (lane // 4)  # one lane, and one layer's keys of all
 
