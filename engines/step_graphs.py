@@ -5,8 +5,9 @@ Invariants
   shape, and that must not be recorded.
 - The first recording that fails is the last one tried: steps go on without graphs, one log line says so.
 
-NVIDIA's guide calls it undefined to launch a graph after its context was changed. TensorRT-LLM launches graphs
-after its context was given other shapes all the same, and so does this; only a GPU can show that it works.
+NVIDIA's guide calls it undefined to launch a graph after its context was changed. TensorRT-LLM launches
+graphs after their context was given other shapes all the same, and so do we; only a GPU can show that it
+works.
 
 Threads: one owner, inside `Device.current()`.
 """
