@@ -149,7 +149,7 @@ def _restore(subject: Subject) -> Iterator[Reading]:
     ):
         hashes = cache.hashes(subject.prompt(2048), namespace="bench")
         payload = np.random.default_rng(0).normal(size=(engine.spec.block_nbytes // 4,)).astype(np.float32)
-        _fill(cache, hashes, payload.view(np.uint8))
+        fill(cache, hashes, payload.view(np.uint8))
         lease = cache.acquire(hashes, deadline=None)
 
         def restore() -> float:
@@ -171,7 +171,8 @@ def _restore(subject: Subject) -> Iterator[Reading]:
     yield Reading("cache.restore.vs_memcpy", paired.ratio, detail)
 
 
-def _fill(cache: HostCache, hashes: list[BlockHash], payload: npt.NDArray[np.uint8]) -> None:
+def fill(cache: HostCache, hashes: list[BlockHash], payload: npt.NDArray[np.uint8]) -> None:
+    """Commit a block of `payload` under every hash."""
     for index in range(len(hashes)):
         pending = cache.prepare(hashes, index)
         if pending is None:
@@ -201,7 +202,7 @@ def _many_resident(subject: Subject) -> Iterator[Reading]:
         for number in range(_CHAINS):
             tokens = np.arange(number, number + _CHAIN * 32, dtype=np.int64)
             chains.append(cache.hashes(tokens, namespace="bench"))
-            _fill(cache, chains[-1], payload)
+            fill(cache, chains[-1], payload)
         resident = int(cache.counters()["cache_resident_blocks"])
         turn = iter(range(1_000_000))
 

@@ -58,6 +58,7 @@ _ROWS = (
         for n in STEP_LANES
     ),
     Goal("backend.stall_chunks", "backend", "chunks", "<=", 2.0),
+    Goal("backend.swap_tpot_p99", "backend", "ratio", "<=", 2.0),
     Goal("sampler.real32_ms", "backend", "ms", "<=", 5.0),
     Goal("sampler.flat32_ms", "backend", "ms", "<=", 25.0),
     Goal("cache.ttft1024.host_vs_compute", "cache", "ratio", "<=", 0.05),
@@ -75,6 +76,7 @@ _ROWS = (
     Goal("gpu.smollm2.fused.prefill", "gpu", "ratio", ">=", None),
     Goal("gpu.smollm2.fused.decode", "gpu", "ratio", ">=", None),
     Goal("gpu.import.vs_pinned_copy", "gpu", "ratio", ">=", 0.9),
+    Goal("gpu.restore.vs_pinned_copy", "gpu", "ratio", ">=", None),
     *(
         goal
         for model in GPU_MODELS

@@ -17,7 +17,7 @@ from engines import Engine, LaneId, Logits
 from engines.cuda import open_device
 from engines.tensorrt_plan import Plan
 from engines.windows import rows_for, window_for
-from scripts.bench.cache import block_format, opened_cache, ttft
+from scripts.bench.cache import block_format, fill, opened_cache, ttft
 from scripts.bench.decoder import decoder
 from scripts.bench.goals import GPU_MODELS, GPU_ROWS, GPU_WINDOWS
 from scripts.bench.gpu_enqueue import own_plan, own_step
@@ -64,7 +64,7 @@ def measurements(how: How) -> list[Measurement]:
     every = [
         Measurement(grid, partial(_decode_grid, how)),
         Measurement(fused, partial(_fused, how.subject)),
-        Measurement(("gpu.import.vs_pinned_copy",), partial(_imports, how)),
+        Measurement(("gpu.import.vs_pinned_copy", "gpu.restore.vs_pinned_copy"), partial(_imports, how)),
     ]
     for model in GPU_MODELS:
         own = tuple(f"gpu.{model}.decode{rows}.vs_enqueue" for rows in (1, 8))
@@ -114,38 +114,61 @@ def _fused(subject: GpuSubject) -> Iterator[Reading]:
 
 
 def _imports(how: How) -> Iterator[Reading]:
+    """GB/s of blocks into a lane against one copy of as many page-locked bytes.
+
+    Import: from page-locked slots, as an arena's are. Restore: from the host tier as a request does it,
+    through memory of the cache's own, tags checked.
+    """
     with how.subject.opened("smollm2") as opened:
-        yield _import_rate(how, opened.engine)
+        engine, spec = opened.engine, opened.engine.spec
+        blocks = range(spec.max_seq_len // spec.block_tokens)
+        with _pinned_slots(len(blocks), spec.block_nbytes) as (slots, copy_plainly):
+            move = partial(engine.import_blocks, LaneId(0), blocks, slots)
+            nbytes = len(blocks) * spec.block_nbytes
+            yield _rate(how, "gpu.import.vs_pinned_copy", move, copy_plainly, nbytes=nbytes)
+            with _leased(how, engine, blocks=len(blocks)) as restore:
+                yield _rate(how, "gpu.restore.vs_pinned_copy", restore, copy_plainly, nbytes=nbytes)
 
 
-def _import_rate(how: How, engine: Engine) -> Reading:
-    """GB/s of blocks from page-locked slots into a lane, against one copy of as many page-locked bytes."""
-    spec = engine.spec
-    blocks = range(spec.max_seq_len // spec.block_tokens)
-    times = -(-how.effort.imported // (len(blocks) * spec.block_nbytes))
-    nbytes = len(blocks) * spec.block_nbytes
-    with _pinned_slots(len(blocks), spec.block_nbytes) as (slots, copy_plainly):
+def _rate(
+    how: How, name: str, ours: Callable[[], None], plain: Callable[[], None], *, nbytes: int
+) -> Reading:
+    times = -(-how.effort.imported // nbytes)
 
-        def ours() -> float:
-            def work() -> None:
-                for _ in range(times):
-                    engine.import_blocks(LaneId(0), blocks, slots)
+    def gigabytes(move: Callable[[], None]) -> float:
+        def work() -> None:
+            for _ in range(times):
+                move()
 
-            return times * nbytes / timed(work) / 1e9
+        return times * nbytes / timed(work) / 1e9
 
-        def plain() -> float:
-            def work() -> None:
-                for _ in range(times):
-                    copy_plainly()
-
-            return times * nbytes / timed(work) / 1e9
-
-        paired = alternate(ours, plain, rounds=how.effort.rounds, warmups=2)
-    imported, copied = paired.medians
-    detail = (
-        f"{imported:.1f} GB/s in blocks of {spec.block_nbytes >> 10} KiB against {copied:.1f} GB/s at once"
+    paired = alternate(
+        partial(gigabytes, ours), partial(gigabytes, plain), rounds=how.effort.rounds, warmups=2
     )
-    return Reading("gpu.import.vs_pinned_copy", paired.ratio, detail)
+    moved, copied = paired.medians
+    detail = f"{moved:.1f} GB/s of blocks against {copied:.1f} GB/s at once, {nbytes >> 20} MiB"
+    return Reading(name, paired.ratio, detail)
+
+
+@contextmanager
+def _leased(how: How, engine: Engine, *, blocks: int) -> Iterator[Callable[[], None]]:
+    """Restores a lane from a cache that holds it whole."""
+    layout = block_format(engine.spec)
+    with opened_cache(how.subject.folder, layout, host_bytes=1 << 30) as (cache, _, _):
+        tokens = how.subject.prompt(engine, blocks * engine.spec.block_tokens)
+        hashes = cache.hashes(tokens, namespace="bench")
+        fill(cache, hashes, np.zeros(engine.spec.block_nbytes, np.uint8))
+        lease = cache.acquire(hashes, deadline=None)
+
+        def restore() -> None:
+            usable = cache.restore(lease, first=0, sink=partial(engine.import_blocks, LaneId(0)))
+            if usable != blocks:
+                raise RuntimeError(f"{usable} of {blocks} blocks were restored")
+
+        try:
+            yield restore
+        finally:
+            lease.release()
 
 
 @contextmanager
