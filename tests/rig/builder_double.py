@@ -38,10 +38,10 @@ class LayerInformationFormat(enum.Enum):
 
 
 class NetworkDefinitionCreationFlag(enum.Enum):
-    """TensorRT 11 knows no STRONGLY_TYPED any more: it always is."""
+    STRONGLY_TYPED = 1
 
-    PREFER_JIT_PYTHON_PLUGINS = 2
-    PREFER_AOT_PYTHON_PLUGINS = 3
+    def __int__(self) -> int:
+        return self.value
 
 
 class CausalMaskKind(enum.Enum):
@@ -145,11 +145,18 @@ class INetworkDefinition:
 
 
 class ParserError:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, name: str) -> None:
         self._text = text
+        self._name = name
 
     def desc(self) -> str:
         return self._text
+
+    def node_name(self) -> str:
+        return self._name
+
+    def node_operator(self) -> str:
+        return "Initializer"
 
 
 class OnnxParser:
@@ -183,7 +190,7 @@ class OnnxParser:
             if not place:
                 continue
             if tensor.name not in self._weights:
-                self._errors.append(ParserError(f"no data for {tensor.name}"))
+                self._errors.append(ParserError("no data", tensor.name))
                 return False
             weights.append(_weight(tensor, place, self._weights[tensor.name]))
         self._network._take(self._model, tuple(weights))

@@ -176,8 +176,8 @@ class ICudaEngine:
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
         return list(self._content.profiles[profile_index][name])
 
-    def get_aliased_input_tensor(self, tensor_name: str) -> str | None:
-        return self._runs.aliases.get(tensor_name)
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self._runs.aliases.get(name)
 
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
         return self._content.activations[profile_index]
