@@ -128,11 +128,12 @@ gpu-libraries: gpu-driver $(VENV)/.testing
 	@if [ -n "$(EXTRA)" ]; then $(PIP) install $(PINS) --editable '.[tools,$(EXTRA)]'; fi
 	@$(PY) -m scripts.bench.gpu_ready
 
-test-gpu: gpu-libraries ## on a GPU node: check its engine, ten steps in order (EXTRA=gpu-cu13, PRECISION=float16|bfloat16)
-	@$(PY) -m pytest -x -v -s --timeout 3600 tests/gpu --gpu \
+# Warnings of libraries that only such a node has are shown there, not taken for failures.
+test-gpu: gpu-libraries ## on a GPU node: check the engine in order, stop at the first failure (EXTRA, PRECISION)
+	@$(PY) -m pytest -x -v -s -W default --timeout 3600 tests/gpu --gpu \
 	    $(if $(GPU_PRECISION),--gpu-precision $(GPU_PRECISION)) $(PYTEST_FLAGS)
 
-bench-gpu: gpu-libraries ## on a GPU node: measure (EXTRA, PRECISION, WITHOUT_8B=1, UPDATE_README=1); writes build/bench-gpu.json
+bench-gpu: gpu-libraries ## on a GPU node: measure (EXTRA, PRECISION, WITHOUT_8B=1, UPDATE_README=1)
 	@$(TC) bench --only gpu --out build/bench-gpu.json $(if $(GPU_PRECISION),--precision $(GPU_PRECISION)) \
 	    $(if $(WITHOUT_8B),--without-8b)
 	@if [ -n "$(UPDATE_README)" ]; then $(PY) -m scripts.readme_numbers build/bench-gpu.json README.md \

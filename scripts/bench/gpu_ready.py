@@ -59,7 +59,7 @@ def require(load: Import = importlib.import_module) -> Card:
         except ImportError as error:
             raise _missing(f"{package}: expected its Python package, found none ({error})") from error
     if not found.cuda.is_available():
-        raise _missing(f"torch: expected one built for CUDA, found {found.__version__}")
+        raise _missing(f"torch: expected one that sees this GPU, found {found.__version__}")
     return Card(card.name, card.compute_capability, card.total_bytes, card.driver, tensorrt=version)
 
 

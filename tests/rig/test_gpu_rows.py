@@ -120,7 +120,7 @@ def test_readiness_names_the_card_and_the_first_missing_library(module_rig: Rig)
         return Torch
 
     with pytest.raises(
-        DeviceError, match=r"torch: expected one built for CUDA, found 2\.13\.0\+cpu: .*gpu-cu13"
+        DeviceError, match=r"torch: expected one that sees this GPU, found 2\.13\.0\+cpu: .*gpu-cu13"
     ):
         gpu_ready.require(without_cuda)
 
