@@ -16,7 +16,9 @@ from onnx import helper, numpy_helper
 
 from engines.build import BuildOptions, build_release
 from engines.contract import Engine
+from engines.cuda import open_device
 from engines.decoder import Decoder
+from engines.device_pool import DevicePool
 from engines.errors import ReleaseError
 from engines.graph_tensorrt import build_graph
 from engines.onnx_emit import EmittedGraph
@@ -206,6 +208,29 @@ def test_a_plan_that_writes_its_cache_elsewhere_is_not_even_opened(
     graph = ignored_cache(build_graph(small_decoder, positions=POSITIONS, precision="float16"))
     with pytest.raises(ReleaseError, match="output present_value_1 in the memory of past_value_1"):
         RigModel(small_decoder, "float16", graph=graph).open()
+
+
+def on_another_stream(pool: DevicePool, *arguments: object) -> None:
+    """An export that waits for its own copies, and not for the step before them."""
+    device = open_device(0)
+    stream = device.stream()
+    EXPORT(pool, stream, *arguments[1:])  # type: ignore[arg-type]
+    stream.close()
+
+
+EXPORT = DevicePool.export_blocks
+
+
+def test_an_export_out_of_order_with_steps_fails(
+    module_rig: Rig, small_decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RigModel(small_decoder, "float16").open()
+    monkeypatch.setattr(DevicePool, "export_blocks", on_another_stream)
+    try:
+        with pytest.raises(AssertionError):
+            checks.blocks_round_trip(engine, load=nullcontext(), limit=1.0)
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("change", [graph_changes.upper_left_mask, graph_changes.ignored_cache])
