@@ -221,3 +221,18 @@ def test_histories_grow_past_their_first_room(make_sampler: MakeSampler) -> None
 def test_no_rows_is_an_empty_answer(make_sampler: MakeSampler) -> None:
     sampled = make_sampler(50).sample(np.zeros((0, 50), np.float32), [])
     assert len(sampled.tokens) == 0
+
+
+@pytest.mark.parametrize("size", [304, 5000])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=4)]
+)
+def test_a_uniform_on_the_border_belongs_to_the_token_after_it(
+    make_sampler: MakeSampler, size: int, params: SamplingParams
+) -> None:
+    logits = np.full((5, size), -np.inf, np.float32)
+    logits[:, 300:304] = 1.5
+    borders = np.array([0.0, 0.25, 0.5, 0.75, 1 - 2**-53])
+    sampler = make_sampler(size, uniforms=lambda seeds, positions: borders)
+    sampled = sampler.sample(logits, [sampler.row(params, PROMPT) for _ in borders])
+    assert sampled.tokens.tolist() == [300, 301, 302, 303, 303]

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backend.generation import SamplingParams
 from backend.sampling import NumpySampler, TorchSampler
 from backend.sampling import torch_sampler as module
+from backend.sampling.device_plan import DevicePlan
 
 SIZE = 1500
 PROMPT = np.arange(40, dtype=np.int64)
@@ -214,3 +215,12 @@ def test_memory_is_known_before_it_is_taken() -> None:
         taken = sum(one.nbytes for one in vars(slab).values() if isinstance(one, torch.Tensor))
         assert module.device_bytes(size, lanes) == pytest.approx(taken, rel=0.001)
     assert module.device_bytes(128_256, 512) < 100 << 20
+
+
+@pytest.mark.parametrize("min_p", [0.0, 1.0, 0.1, 0.3, 0.7, 0.9, 1e-3, 0.5])
+def test_min_p_in_float32_decides_as_the_number_that_was_asked_for(min_p: float) -> None:
+    row = TorchSampler(SIZE).row(SamplingParams(temperature=1.0, min_p=min_p), PROMPT)
+    *_, rounded = (float(one[0]) for one in DevicePlan.of([row], SIZE).parameters)
+    near = np.float32(min_p)
+    for weight in (np.nextafter(near, np.float32(0)), near, np.nextafter(near, np.float32(2))):
+        assert (float(weight) >= min_p) == (float(weight) >= rounded)
