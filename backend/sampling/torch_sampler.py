@@ -12,8 +12,8 @@ border of what the filters keep, lies within 1e-6 of the mass between two tokens
 Cost: about a hundred small operations for top-p. They are enqueued while the engine's step, which does not
 wait either, is still running on the device.
 
-What was run: everything but the stream and the address of the logits, on CPU tensors. The CUDA path could
-not be run where this was written; `make test-gpu` runs it against the numpy form on a GPU.
+Run were: everything on CPU tensors, and the choice of stream and address against a double of `torch.cuda`.
+The CUDA path itself could not be run where this was written: it waits for `make test-gpu` on a GPU.
 
 torch is imported when a sampler is wanted, here and nowhere else. Threads: one owner.
 """
