@@ -8,7 +8,7 @@
         rig.gpu.fail("cuMemAlloc", nth=3, times=2)     # the third call from now fails: out of memory
         rig.trt.fail("execute_async_v3")       # the next step is refused (False, and a line in the logger)
 
-`rig` skips with the reason where the machine lacks compiler, CUDA headers or package index; `module_rig` is
+`rig` skips with the reason where the machine lacks compilers or a package index; `module_rig` is
 the same for a module. When it ends, nothing may be left allocated, pushed, or complained of
 (`rig.gpu.take_complaints()`).
 

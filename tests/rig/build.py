@@ -1,5 +1,7 @@
 """Builds what the rig needs under build/rig, once: the stand-in libcuda, and real pycuda linked against it.
 
+Compilers must be there; CUDA need not: its headers come from the package index, as pycuda's sources do.
+
     python -m tests.rig.build        # prints the folder, or what is missing on this machine
 
 Everything lies in a folder named by the digest of its sources and versions and appears by one rename, so that
@@ -24,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 HOME = ROOT / "build" / "rig"
 SOURCES = ("libcuda.c", "memory.c", "streams.c")
-HEADERS = ("cuda.h", "cudaProfiler.h")
+OWN_HEADERS = ("standin.h", "cudaProfiler.h")
 
 
 class Missing(Exception):
@@ -41,19 +43,23 @@ class Rig:
 
 def build() -> Rig:
     """The rig, built if it is not there yet. Raises Missing."""
-    compiler, include = _compiler("cc", "CC"), _cuda_include()
+    compiler = _compiler("cc", "CC")
     _compiler("c++", "CXX")  # asked for before the long part begins
-    header = include / "cuda.h"
-    library = _made(
-        "libcuda",
-        [header, Path(__file__), *(HERE / name for name in (*SOURCES, "standin.h"))],
-        lambda folder: _build_libcuda(folder, compiler, include),
-    )
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        raise Missing("no Python.h (the development package of this Python)")
+    recipe = Path(pycuda_build.__file__)
     try:
+        headers = _made("headers", [recipe], pycuda_build.fetch_headers)
+        include = headers / pycuda_build.HEADERS_AT
+        library = _made(
+            "libcuda",
+            [include / "cuda.h", Path(__file__), *(HERE / name for name in (*SOURCES, *OWN_HEADERS))],
+            lambda folder: _build_libcuda(folder, compiler, include),
+        )
         site = _made(
             "pycuda",
-            [header, Path(pycuda_build.__file__)],
-            lambda folder: pycuda_build.build_pycuda(folder, library, include),
+            [include / "cuda.h", recipe],
+            lambda folder: pycuda_build.build_pycuda(folder, library, [include, HERE]),
         )
     except pycuda_build.Unavailable as error:
         raise Missing(str(error)) from error
@@ -88,22 +94,10 @@ def _compiler(name: str, setting: str) -> str:
     return found
 
 
-def _cuda_include() -> Path:
-    """The folder of cuda.h: beside nvcc, in the usual places, or in NVIDIA's Python packages."""
-    nvcc = shutil.which("nvcc")
-    roots = [Path(nvcc).resolve().parent.parent] if nvcc else []
-    roots += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
-    packages = Path(sysconfig.get_path("purelib")) / "nvidia"
-    roots += [packages / "cu13", packages / "cuda_runtime"]
-    for root in roots:
-        if (root / "include" / "cuda.h").is_file():
-            return root / "include"
-    raise Missing("no CUDA headers (cuda.h beside nvcc, in /usr/local/cuda, or from nvidia-cuda-runtime)")
-
-
 def _build_libcuda(folder: Path, compiler: str, include: Path) -> None:
     stubs = folder / "stubs.c"
-    stubs.write_text("\n".join(_stubs("".join((include / name).read_text() for name in HEADERS))))
+    declared = (include / "cuda.h").read_text() + (HERE / "cudaProfiler.h").read_text()
+    stubs.write_text("\n".join(_stubs(declared)))
     pycuda_build.run(
         [
             compiler, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-fPIC", "-shared",

@@ -5,8 +5,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+HEADERS = "nvidia-cuda-runtime==13.0.96"
+HEADERS_AT = "nvidia/cu13/include"
 PYCUDA = "pycuda==2026.1"
 PYCUDA_NEEDS = ("mako==1.4.3", "pytools==2026.1.1", "siphash24==1.9")  # beside what the tests have anyway
 BUILD_NEEDS = ("setuptools==80.9.0", "numpy==1.26.4")
@@ -17,30 +20,27 @@ class Unavailable(Exception):
     """The package index did not give what is needed."""
 
 
-def build_pycuda(folder: Path, library: Path, include: Path) -> None:
+def fetch_headers(folder: Path) -> None:
+    """Put the headers of CUDA below `folder`."""
+    _pip("install", "--target", str(folder), "--no-deps", HEADERS)
+
+
+def build_pycuda(folder: Path, library: Path, include: Sequence[Path]) -> None:
     """Fill `folder` with it, to be put on sys.path. Unoptimised: its speed is nothing to the tests."""
     with tempfile.TemporaryDirectory(prefix="pycuda-", dir=folder.parent) as work:
         tools = Path(work) / "tools"
         _pip("install", "--target", str(tools), "--no-deps", *BUILD_NEEDS)
-        _pip(
-            "download",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-            "--no-build-isolation",
-            "-d",
-            work,
-            PYCUDA,
-            tools=tools,
-        )
+        sources = ("--no-binary", ":all:", "--no-build-isolation", "--no-deps")
+        _pip("download", *sources, "-d", work, PYCUDA, tools=tools)
         (archive,) = Path(work).glob("pycuda-*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(work, filter="data")
         source = archive.with_name(archive.name.removesuffix(".tar.gz"))
         run(
             [
-                sys.executable, "configure.py", f"--cuda-root={include.parent}", f"--cuda-inc-dir={include}",
-                "--no-cuda-enable-curand", f"--cudadrv-lib-dir={library}",
+                sys.executable, "configure.py", f"--cuda-root={include[0].parent}",
+                f"--cuda-inc-dir={','.join(map(str, include))}", "--no-cuda-enable-curand",
+                f"--cudadrv-lib-dir={library}",
             ],
             cwd=source,
         )  # fmt: skip
