@@ -6,7 +6,7 @@ for as long as somebody keeps it. So its text is taken, and it goes.
 
 from dataclasses import dataclass
 
-from backend.errors import ConfigError
+from backend.errors import BackendError, ConfigError
 from cachemgr import CacheError
 from engines import ReleaseError, StepError
 
@@ -35,6 +35,8 @@ def refusal_of(error: BaseException) -> Refusal:
         return Refusal("tokenizer", text)
     if isinstance(error, CacheError):
         return Refusal("cache", text)
+    if isinstance(error, BackendError):
+        return Refusal("step_loop", text)
     if isinstance(error, DrainTimeout):
         return Refusal(DRAIN, text)
     return Refusal("internal", f"{type(error).__name__}: {text}", unexpected=True)

@@ -18,6 +18,7 @@ from scripts.bench.goals import STEP_LANES
 from scripts.bench.harness import Measurement, Reading, alternate, median_of, timed
 from scripts.bench.null_engine import NullEngine, TimedEngine
 from scripts.bench.subject import Subject
+from scripts.bench.swap import swap_tpot
 
 _PROMPT = 64
 _ANSWER = 96
@@ -33,6 +34,7 @@ def measurements(subject: Subject) -> list[Measurement]:
         Measurement(("backend.stream1.vs_engine", "backend.stream8.vs_engine"), partial(_streams, subject)),
         Measurement(steps, partial(_step_overhead, subject)),
         Measurement(("backend.stall_chunks",), partial(_stall, subject)),
+        Measurement(("backend.swap_tpot_p99",), partial(swap_tpot, subject)),
         Measurement(("sampler.real32_ms", "sampler.flat32_ms"), partial(_sampler, subject)),
     ]
 

@@ -104,8 +104,8 @@ def decoder(
         cache,
         text=text,
         settings=settings,
-        authoriser=_Everybody(),
-        instruments=_NoInstruments(),
+        authoriser=Everybody(),
+        instruments=NoInstruments(),
         labels={},
     )
     try:
@@ -114,10 +114,11 @@ def decoder(
         service.close()
 
 
-class _Everybody:
+class Everybody:
     """One namespace, without the warning that a server gives."""
 
     def namespace(self, parameters: Mapping[str, object]) -> str:
+        """See backend.access.Authoriser."""
         return DEFAULT_NAMESPACE
 
 
@@ -132,12 +133,17 @@ class _Silent:
         pass
 
 
-class _NoInstruments:
+class NoInstruments:
+    """Metrics that nobody reads."""
+
     def counter(self, name: str, description: str, labels: Labels) -> _Silent:
+        """See backend.metrics.Instruments."""
         return _Silent()
 
     def gauge(self, name: str, description: str, labels: Labels) -> _Silent:
+        """See backend.metrics.Instruments."""
         return _Silent()
 
     def histogram(self, name: str, description: str, labels: Labels, *, buckets: Sequence[float]) -> _Silent:
+        """See backend.metrics.Instruments."""
         return _Silent()

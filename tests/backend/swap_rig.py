@@ -76,7 +76,7 @@ class Shelf:
 
 
 @dataclass
-class Asked(Caller):
+class SwapCaller(Caller):
     """A caller that knows which release read its request, by the last of its senders."""
 
     generations: list = field(default_factory=list)
@@ -105,8 +105,8 @@ class SwapRig:
             node=node, authoriser=OpenAccess(), instruments=self.recorded, labels={"model": "m"},
         )  # fmt: skip
 
-    def start(self, prompt, *, parameters=None, **options) -> Asked:
-        caller = Asked()
+    def start(self, prompt, *, parameters=None, **options) -> SwapCaller:
+        caller = SwapCaller()
         inputs = {
             "input_ids": np.array(prompt, np.int32),
             "ignore_eos": np.array([True]),
@@ -118,7 +118,7 @@ class SwapRig:
         self.service.handle("r", lambda: inputs, parameters or {}, sender=caller.for_)
         return caller
 
-    def ask(self, prompt, **options) -> Asked:
+    def ask(self, prompt, **options) -> SwapCaller:
         return self.start(prompt, **options).wait()
 
     def slow_down(self) -> threading.Event:
