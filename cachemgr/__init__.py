@@ -15,7 +15,7 @@
     arena_files     which files are taken over, created, deleted, within one bound per node
     other_arenas    what other processes of this node publish in theirs
     lane_tier       lanes of finished sequences, for the next prompt with the same beginning
-    remote          the null object where no tier beyond this process is configured
+    remote, no_pins the null objects where no tier beyond this process, and no GPU, is configured
     secrets, keys   what names and tags are keyed with, and how keys are derived
     settings        bounds and names of a node;  `errors` the refusals;  `counts` what the metrics show
 
@@ -35,7 +35,16 @@ Never imports engines or backend.
 """
 
 from cachemgr.cache import HostCache, open_cache
-from cachemgr.contract import BlockFormat, BlockHash, Lease, PendingBlock, PrefixCache, RemoteTier, Sink
+from cachemgr.contract import (
+    BlockFormat,
+    BlockHash,
+    Lease,
+    MemoryPins,
+    PendingBlock,
+    PrefixCache,
+    RemoteTier,
+    Sink,
+)
 from cachemgr.errors import CacheError, SecretsError, SettingsError
 from cachemgr.lane_tier import LaneTier
 from cachemgr.remote import NoRemoteTier
@@ -51,6 +60,7 @@ __all__ = [
     "HostCache",
     "LaneTier",
     "Lease",
+    "MemoryPins",
     "NoRemoteTier",
     "PendingBlock",
     "PrefixCache",

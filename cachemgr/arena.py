@@ -66,6 +66,11 @@ class ArenaView:
         """Bytes of the file that hold slots."""
         return self._mapped
 
+    @property
+    def rows(self) -> npt.NDArray[np.uint8]:
+        """View of all slots, [slots, slot bytes]."""
+        return self._bytes.reshape(-1, self.slot_nbytes)
+
     def payload(self, slot: int) -> npt.NDArray[np.uint8]:
         """View of a slot's payload, writable if the arena is ours."""
         start = self._start(slot) + HEADER_NBYTES

@@ -16,6 +16,7 @@ over what fell free and, if anybody asked for blocks since, reads the headers th
 """
 
 import logging
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
@@ -27,10 +28,11 @@ import numpy.typing as npt
 from cachemgr.arena import ArenaView
 from cachemgr.arena_files import ArenaFiles
 from cachemgr.block_hash import BlockHasher
-from cachemgr.contract import BlockFormat, BlockHash, Lease, PendingBlock, Sink
+from cachemgr.contract import BlockFormat, BlockHash, Lease, MemoryPins, PendingBlock, Sink
 from cachemgr.counts import Counts
 from cachemgr.host_tier import HostTier
 from cachemgr.lease import Reservation, SlotLease
+from cachemgr.no_pins import NoPins
 from cachemgr.other_blocks import FIRST_OTHER_SLOT
 from cachemgr.secrets import CacheSecrets
 from cachemgr.settings import CacheSettings
@@ -61,6 +63,7 @@ class HostCache:
         secrets: CacheSecrets,
         ttl_s: float,
         clock: Callable[[], float],
+        pins: MemoryPins,
     ) -> None:
         self._hasher = BlockHasher(block_format, secrets.naming)
         self._opener = ShardOpener(block_format, secrets)
@@ -71,6 +74,7 @@ class HostCache:
         self._counts = Counts()
         self._clock = clock
         self._ttl_s = ttl_s
+        self._pins = pins
         self._tier = self._new_tier()
         self._staging: list[npt.NDArray[np.uint8]] = []
         self._asked = False
@@ -163,6 +167,7 @@ class HostCache:
         if self._refresher.ident is not None:
             self._refresher.join()
         self._tier.close()
+        self._pins.close()
         self._files.close()
 
     def check_integrity(self) -> None:
@@ -224,11 +229,14 @@ class HostCache:
         return Verdict.WHOLE if check.passed() else Verdict.CORRUPT
 
     def _new_staging(self) -> npt.NDArray[np.uint8]:
-        """Private memory for one batch, [batch, payload bytes]; every row starts at a multiple of 128."""
+        """Private memory for one batch, [batch, payload bytes]; every row starts at a multiple of 128.
+
+        Pages of its own: they can be pinned without their neighbours.
+        """
         stride = -(-self._payload_nbytes // ALIGN) * ALIGN
-        memory = np.zeros(self._batch * stride + ALIGN, np.uint8)
-        start = -memory.ctypes.data % ALIGN
-        rows = memory[start : start + self._batch * stride].reshape(self._batch, stride)
+        memory = np.frombuffer(mmap.mmap(-1, self._batch * stride), np.uint8)
+        rows = memory.reshape(self._batch, stride)
+        self._pins.lock(rows)
         return rows[:, : self._payload_nbytes]
 
     def _refresh_arenas(self) -> None:
@@ -251,7 +259,12 @@ class HostCache:
 
     def _new_tier(self) -> HostTier:
         return HostTier(
-            self._files, opener=self._opener, ttl_s=self._ttl_s, clock=self._clock, counts=self._counts
+            self._files,
+            opener=self._opener,
+            ttl_s=self._ttl_s,
+            clock=self._clock,
+            counts=self._counts,
+            pins=self._pins,
         )
 
     def _refresh_on(self) -> None:
@@ -278,10 +291,13 @@ def open_cache(
     secrets: CacheSecrets,
     *,
     clock: Callable[[], float] = time.monotonic,
+    pins: MemoryPins | None = None,
 ) -> HostCache:
     """Open the host tier: take over what a process before left, reserve the rest.
 
-    CacheError only for wrong settings.
+    CacheError only for wrong settings. `pins` is closed with the cache.
     """
     files = ArenaFiles(block_format, settings)
-    return HostCache(block_format, files, secrets=secrets, ttl_s=settings.ttl_s, clock=clock)
+    return HostCache(
+        block_format, files, secrets=secrets, ttl_s=settings.ttl_s, clock=clock, pins=pins or NoPins()
+    )

@@ -126,6 +126,25 @@ class PrefixCache(Protocol):
         ...
 
 
+class MemoryPins(Protocol):
+    """Hears of the host memory that blocks are copied to and from: a GPU copies faster where it is pinned.
+
+    Arrays are uint8, contiguous, [slots, slot bytes]: no copy ever reaches across two slots.
+    """
+
+    def lock(self, memory: npt.NDArray[np.uint8]) -> None:
+        """The memory is in use from now on. Never blocks."""
+        ...
+
+    def unlock(self, memory: npt.NDArray[np.uint8]) -> None:
+        """The memory goes away when this returns."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is in use any more. Idempotent."""
+        ...
+
+
 class RemoteTier(Protocol):
     """A tier beyond this process's memory (peers, Redis, LMDB).
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cachemgr.arena import Arena, ArenaView
 from cachemgr.arena_files import ArenaFiles
-from cachemgr.contract import BlockHash
+from cachemgr.contract import BlockHash, MemoryPins
 from cachemgr.counts import Counts
 from cachemgr.other_arenas import OtherArenas
 from cachemgr.other_blocks import FIRST_OTHER_SLOT
@@ -35,8 +35,10 @@ class HostTier:
         ttl_s: float,
         clock: Callable[[], float],
         counts: Counts,
+        pins: MemoryPins,
     ) -> None:
         self._opener = opener
+        self._pins = pins
         self._counts = counts
         self._arenas: tuple[Arena, ...] = ()
         self.table = SlotTable(files.capacity, ttl_s=ttl_s, erase=self._erase, clock=clock, counts=counts)
@@ -45,6 +47,7 @@ class HostTier:
     def attach(self, arena: Arena) -> None:
         """Index what an arena holds, deepest and oldest first; useless slots are empty."""
         self._arenas = (*self._arenas, arena)
+        self._pins.lock(arena.rows)
         first = arena.slots.start
         headers = arena.headers()
         readable, unreadable = self._opener.readable(headers), self._opener.unreadable(headers)
@@ -98,6 +101,8 @@ class HostTier:
         """Forget everything; what is leased or reserved is so in name only. Our arenas stay open."""
         self.table.close()
         self._others.close()
+        for arena in self._arenas:
+            self._pins.unlock(arena.rows)
         self._arenas = ()  # the table refers back to us: a map must not wait for the cycle to be collected
 
     def _erase(self, slot: int) -> None:
