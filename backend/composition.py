@@ -25,7 +25,7 @@ from backend.parsing import RequestLimits
 from backend.parsing.limits import FORWARDED_HEADERS
 from backend.prefix_reuse import PrefixReuse
 from backend.replies import Replies
-from backend.sampling import NumpySampler, Sampler
+from backend.sampling import choose_sampler
 from backend.scheduler import Scheduler
 from backend.service import DecoderService
 from backend.settings import ModelSettings, NodeSettings
@@ -52,6 +52,9 @@ from engines import (
 
 MIN_PROMPT_BYTES = 64 * 1024
 PROMPT_BYTES_PER_TOKEN = 32
+
+GPU_RUNTIME = "tensorrt"
+HOST_DEVICE = "cpu"
 
 Clock = Callable[[], float]
 Parts = tuple[StepLoop, Admission, Watchdog]
@@ -148,6 +151,7 @@ class ReleaseOpener:
             add_bos=manifest.add_bos,
         )
         options = self._process.settings.engine_options()
+        device = f"cuda:{options.device}" if manifest.runtime == GPU_RUNTIME else HOST_DEVICE
         with ExitStack() as undo:
             engine = open_engine(release, options, beside=beside.spec if beside else None, run=run)
             del release  # the engine has its own copy of the weights
@@ -156,11 +160,11 @@ class ReleaseOpener:
             if beside is not None and shares_kv(spec, beside.spec):
                 opened = self._process.assemble(engine, beside.cache, text=text, stepper=beside.stepper)
             elif beside is not None and _same_blocks(spec, beside.spec):
-                opened = self._process.assemble(engine, beside.cache, text=text)
+                opened = self._process.assemble(engine, beside.cache, text=text, device=device)
             else:
                 cache = open_prefix_cache(spec, manifest, settings=self._process.settings, node=self._node)
                 undo.callback(cache.close)
-                opened = self._process.assemble(engine, cache, text=text)
+                opened = self._process.assemble(engine, cache, text=text, device=device)
             undo.pop_all()
         return opened
 
@@ -260,9 +264,18 @@ class Process:
         return loop, admission, watchdog
 
     def assemble(
-        self, engine: Engine, cache: PrefixCache, *, text: TextModel, stepper: Stepper | None = None
+        self,
+        engine: Engine,
+        cache: PrefixCache,
+        *,
+        text: TextModel,
+        stepper: Stepper | None = None,
+        device: str = HOST_DEVICE,
     ) -> OpenRelease:
-        """A release around `engine`; with the `stepper` of another, it will take over the lanes of that."""
+        """A release around `engine`; with the `stepper` of another, it will take over the lanes of that.
+
+        `device`: where the engine leaves its logits, "cpu" or "cuda:N".
+        """
         spec = engine.spec
         limits = RequestLimits(
             max_seq_len=spec.max_seq_len,
@@ -271,24 +284,23 @@ class Process:
             max_prompt_bytes=max(MIN_PROMPT_BYTES, PROMPT_BYTES_PER_TOKEN * spec.max_seq_len),
             forwarded_headers=self.forwarded_headers,
         )
-        own = stepper or self._stepper(engine, cache)
+        own = stepper or self._stepper(engine, cache, device)
         return OpenRelease(engine, cache, text=text, stepper=own, limits=limits, ledger=self.ledger)
 
-    def _stepper(self, engine: Engine, cache: PrefixCache) -> Stepper:
+    def _stepper(self, engine: Engine, cache: PrefixCache, device: str) -> Stepper:
         """Lanes of its own, and everything that decides about them."""
-        lanes = LanePool(engine.spec)
+        spec, kind = engine.spec, self.settings.sampler
+        lanes = LanePool(spec)
         tier = LaneTier(ttl_s=self.settings.lane_ttl_s)
         reuse = PrefixReuse(engine, cache, lanes=lanes, tier=tier, clock=self.clock)
-        scheduler = Scheduler(engine.spec, lanes, reuse=reuse, limits=self.settings.limits())
+        scheduler = Scheduler(spec, lanes, reuse=reuse, limits=self.settings.limits())
         return Stepper(
             engine,
             scheduler,
-            sampler=self._sampler(engine),
+            sampler=choose_sampler(
+                kind, device=device, vocab_size=spec.geometry.vocab_size, lanes=spec.lanes
+            ),
             outbox=self.replies,
             observer=self.metrics,
             clock=self.clock,
         )
-
-    def _sampler(self, engine: Engine) -> Sampler:
-        """What turns logits into tokens; the place where a sampler on the engine's device is chosen."""
-        return NumpySampler(engine.spec.geometry.vocab_size)

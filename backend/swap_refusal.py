@@ -32,7 +32,7 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, MemoryError):
         return Refusal("memory", f"memory: {text}")
     if isinstance(error, ConfigError):
-        return Refusal("tokenizer", text)
+        return Refusal("config", text)
     if isinstance(error, CacheError):
         return Refusal("cache", text)
     if isinstance(error, BackendError):

@@ -96,6 +96,10 @@ class TritonPythonModel:
         if FACADE_PARAMETER in parameters:
             facade = Facade(self._pb, read_facade_settings(parameters), statuses=_Statuses(self._pb))
             return FacadeService(facade)
+        if (
+            args.get("model_instance_kind") == "GPU"
+        ):  # the instance group's GPU, unless a parameter says other
+            parameters.setdefault("device", args["model_instance_device_id"])
         settings = read_model_settings(parameters)
         node = read_node_settings(config_path(Path(__file__).resolve().parent.parent))
         service = open_decoder(

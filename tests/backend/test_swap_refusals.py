@@ -73,7 +73,7 @@ STAGES = {
     "corrupt": (None, None, "digest"),
     "other model": (None, None, "model"),
     "golden": (None, None, "golden"),
-    "text": (TextModel, "from_release", "tokenizer"),
+    "text": (TextModel, "from_release", "config"),
     "memory": (engines.opening, "require_memory", "memory"),
     "prewarm": (OrtEngine, "prewarm", "prewarm"),
     "adopt": (OrtEngine, "adopt_kv", "internal"),
