@@ -3,12 +3,14 @@
 What it shares with every engine is in test_behaviour.py.
 """
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from engines import open_engine
@@ -20,6 +22,7 @@ from engines.manifest import MANIFEST, Golden
 from engines.options import EngineOptions
 from engines.page_locking import open_page_locker
 from engines.publishing import publish_release
+from engines.tensorrt_engine import TensorRTEngine
 from engines.windows import row_counts, windows
 from tests.engines import behaviours
 from tests.engines.conftest import Keys, Resign
@@ -96,7 +99,7 @@ def test_a_plan_for_another_gpu_is_refused_before_tensorrt_sees_it(
     rig: Rig, verified: Callable[..., VerifiedRelease]
 ) -> None:
     loaded = verified()
-    rig.trt.fail("deserialize_cuda_engine")  # never comes: healed below
+    rig.trt.fail("deserialize_cuda_engine")
     rig.gpu.plug(capability=(9, 0))
     with pytest.raises(ReleaseError, match=r"compute capability: expected a GPU of 8\.0"):
         open_engine(loaded, EngineOptions())
@@ -107,6 +110,7 @@ def test_a_plan_for_another_gpu_is_refused_before_tensorrt_sees_it(
     with pytest.raises(DeviceError, match="expected a GPU, found none"):
         open_engine(loaded, EngineOptions())
     assert rig.trt.after, "TensorRT was asked"
+    rig.trt.heal()
 
 
 def test_too_little_device_memory_is_said_before_it_is_taken(
@@ -149,6 +153,45 @@ def test_the_window_follows_the_longest_sequence_in_the_step(
     behaviours.decode(engine, {1: (1, 1)})
     behaviours.decode(engine, {2: (1, LONG - 1)})
     assert seen == [(1, 128, 256), (1, 128, 256), (1, 44, 512), (2, 1, 512), (2, 1, 256), (4, 1, 608)]
+
+
+def test_a_thousand_random_steps_change_what_they_write_and_scratch(rig: Rig, release: Path) -> None:
+    """Looked at in the pool itself, to the last position before scratch, where no block reaches."""
+    engine = OnHost(open_on_rig(release))
+    list(engine.prewarm())
+    spec, random = engine.spec, np.random.default_rng(11)
+    kv = pool_of(engine)
+    lengths = [0] * spec.lanes
+    for step in range(1000):
+        before = kv.copy()
+        lengths = [0 if length > spec.max_seq_len - 12 else length for length in lengths]
+        if random.random() < 0.2:
+            lane, count = int(random.integers(spec.lanes)), int(random.integers(1, 12))
+            engine.prefill(LaneId(lane), behaviours.some_tokens(engine, count, seed=step), lengths[lane])
+            written = {lane: count}
+        else:
+            lanes = [int(lane) for lane in random.permutation(spec.lanes)[: random.integers(1, spec.lanes)]]
+            behaviours.decode(engine, {lane: (step % 300, lengths[lane]) for lane in lanes})
+            written = dict.fromkeys(lanes, 1)
+        for lane, count in written.items():
+            at = slice(lengths[lane], lengths[lane] + count)
+            assert (kv[:, :, lane, :, at] != before[:, :, lane, :, at]).any(), f"step {step} wrote nothing"
+            before[:, :, lane, :, at] = kv[:, :, lane, :, at]
+            lengths[lane] += count
+        before[..., spec.positions - 1, :] = kv[..., spec.positions - 1, :]
+        assert np.array_equal(kv, before), f"step {step} wrote elsewhere than {written}"
+    engine.close()
+
+
+def pool_of(engine: OnHost) -> npt.NDArray[np.uint16]:
+    """The lanes themselves, [layers, 2, lanes, heads, S, D]: the stand-in's memory is ours to look at."""
+    assert isinstance(engine.engine, TensorRTEngine)
+    spec, pool = engine.spec, engine.engine._pool
+    assert pool is not None
+    g = spec.geometry
+    shape = (g.layers, 2, spec.lanes, g.kv_heads, spec.positions, g.head_dim)
+    raw = (ctypes.c_uint16 * int(np.prod(shape))).from_address(pool.address(0, 0, 0))
+    return np.frombuffer(raw, np.uint16).reshape(shape)
 
 
 def test_a_recorded_decode_answers_as_the_plain_one(rig: Rig, release: Path) -> None:

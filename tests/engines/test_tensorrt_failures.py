@@ -56,7 +56,7 @@ def test_a_load_fails_cleanly_whichever_allocation_fails(rig: Rig, release: Path
         rig.gpu.fail(name, nth=nth, times=2)
         with pytest.raises(ReleaseError, match=r"gpu_memory|OutOfMemory"):
             load(release)
-        rig.gpu.forget_failures()  # TensorRT asks but once
+        rig.gpu.forget_failures()  # pycuda asks twice for device memory; nobody else does
         assert rig.gpu.held == held, f"allocation {nth} of {calls}"
     load(release)
 
@@ -171,18 +171,6 @@ def test_a_dead_device_does_not_keep_an_engine_from_closing(rig: Rig, release: P
     engine.close()
 
 
-def test_no_engine_works_where_its_context_was_not_pushed(
-    rig: Rig, release: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stand-in would let nothing of it pass."""
-    engine = open_on_rig(release)
-    cuda = engine._device._cuda
-    with pytest.raises(cuda.LogicError, match="invalid device context"):
-        cuda.mem_alloc(16)
-    assert rig.gpu.take_complaints() == ["cuMemAlloc: no context is current on the calling thread"]
-    engine.close()
-
-
 def damaged(plan: bytes) -> dict[str, bytes]:
     return {
         "last byte cut": plan[:-1],
@@ -200,7 +188,7 @@ def test_fifty_failed_loads_leave_device_and_host_memory_as_they_were(rig: Rig, 
     kinds: list[Callable[[], object]] = [
         *(lambda plan=plan: open_damaged(plan) for plan in plans),
         lambda: (rig.gpu.fail("cuMemAlloc", nth=4, times=2), open_on_rig(release)),
-        lambda: (rig.gpu.fail("cuMemHostAlloc", nth=2, times=2), open_on_rig(release)),
+        lambda: (rig.gpu.fail("cuMemHostAlloc", nth=2), open_on_rig(release)),
         lambda: (rig.trt.fail("deserialize_cuda_engine"), open_on_rig(release)),
         lambda: (rig.trt.fail("create_execution_context", nth=2), open_on_rig(release)),
         lambda: (rig.trt.fail("execute_async_v3", nth=3), load(release)),

@@ -62,7 +62,8 @@ def _plugged(parts: Rig) -> Iterator[Rig]:
         left = gpu.forget_failures()
         complaints = gpu.take_complaints()
         assert complaints == [], complaints
-        assert left == 0, "a failure that the test asked for never came"
+        came = (left, parts.trt.after)
+        assert came == (0, {}), f"a failure that the test asked for never came: {came}"
         assert gpu.held == held, (gpu.held, held)
         assert gpu.context_depth == depth, "a context was pushed and never popped"
     finally:

@@ -7,6 +7,7 @@ TensorRT-RTX has the builder half. pycuda and cuda-bindings are the real ones on
 import functools
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 import tensorrt_lean
 import tensorrt_rtx
 
-from tests.rig import tensorrt_double
-from tests.rig.uses import RECEIVERS, Use, attributes, uses, uses_in
+from tests.rig import plans, pycuda_build, tensorrt_double
+from tests.rig.uses import ENGINES, RECEIVERS, Use, attributes, uses, uses_in
 
 DOUBLE = tensorrt_double._MODULE
 ONLY_IN_10 = {("IAttention", "causal")}  # asked only where there is no CausalMaskKind
@@ -62,6 +63,18 @@ def double_members() -> Iterator[tuple[str, str]]:
 
 
 USES, ATTRIBUTES = uses(), list(attributes())
+
+
+def test_the_rig_has_the_versions_of_a_gpu_node() -> None:
+    """What is compared and run here is what `tensorcache[gpu-cu13]` installs."""
+    extras = tomllib.loads((ENGINES.parent / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    node = {pin.partition("==")[0]: pin for pin in extras["gpu-cu13"]}
+    assert f"tensorrt-cu13=={plans.VERSION}" == node["tensorrt-cu13"]
+    assert tensorrt_lean.__version__ == plans.VERSION
+    assert node["pycuda"] == pycuda_build.PYCUDA
+    assert node["cuda-bindings"] in extras["test"]
 
 
 def test_uses_were_found() -> None:
