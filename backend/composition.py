@@ -126,6 +126,8 @@ class ReleaseOpener:
         self._version_dir = version_dir
         self._node = node
         self._process = process
+        self._text: tuple[object, TextModel] | None = None
+        """That of the release opened last, and what it was made of."""
 
     def current(self, *, beside: OpenRelease | None, run: Runner) -> OpenRelease:
         """The release that `current` names. `beside` serves meanwhile; lanes and cache go on if they can."""
@@ -143,13 +145,7 @@ class ReleaseOpener:
 
     def _open(self, release: VerifiedRelease, *, beside: OpenRelease | None, run: Runner) -> OpenRelease:
         manifest = release.manifest
-        text = TextModel.from_release(
-            release.files,
-            chat_template=manifest.chat_template,
-            eos_token_ids=manifest.eos_token_ids,
-            bos_token_id=manifest.bos_token_id,
-            add_bos=manifest.add_bos,
-        )
+        text = self._text_of(release)
         options = self._process.settings.engine_options()
         device = f"cuda:{options.device}" if manifest.runtime == GPU_RUNTIME else HOST_DEVICE
         with ExitStack() as undo:
@@ -166,7 +162,32 @@ class ReleaseOpener:
                 undo.callback(cache.close)
                 opened = self._process.assemble(engine, cache, text=text, device=device)
             undo.pop_all()
+        self._text = _text_facts(manifest), text
         return opened
+
+    def _text_of(self, release: VerifiedRelease) -> TextModel:
+        """The text side. Reading a tokenizer holds Python's lock for long: an equal one is not read again."""
+        manifest = release.manifest
+        if self._text is not None and self._text[0] == _text_facts(manifest):
+            return self._text[1]
+        return TextModel.from_release(
+            release.files,
+            chat_template=manifest.chat_template,
+            eos_token_ids=manifest.eos_token_ids,
+            bos_token_id=manifest.bos_token_id,
+            add_bos=manifest.add_bos,
+        )
+
+
+def _text_facts(manifest: EngineManifest) -> tuple[object, ...]:
+    """All that a text model is made of; the load chain compared the tokenizer's bytes with its digest."""
+    return (
+        manifest.tokenizer_digest,
+        manifest.chat_template,
+        manifest.eos_token_ids,
+        manifest.bos_token_id,
+        manifest.add_bos,
+    )
 
 
 def _same_blocks(one: EngineSpec, other: EngineSpec) -> bool:
