@@ -5,6 +5,7 @@ A request's life, and the module that is in charge of each part:
     triton          tensors and parameters out of pb_utils, responses and metrics back into it
     access          credential → namespace
     parsing, text   strict reading, tokens, names of the blocks    → Generation
+    admission       under which release; who must wait for one
     step_loop       inbox of the one thread that owns everything below
     scheduler       queue → lane; who prefills, who decodes, who waits for whose block
     prefix_reuse    known blocks into the lane, new blocks out of it
@@ -14,9 +15,11 @@ A request's life, and the module that is in charge of each part:
     recheck         looks now and then whether the release in service is on disk as it was loaded
     watchdog        speaks for the step loop when that hangs or is dead; `thread_names` for debuggers
 
-`service` joins the threads, `composition` names the implementations. `facade` is the second model, not
-decoupled, `facade_service` runs it, `calls` is what it and the decoder agree on. Output `release` is the
-first 16 hex digits of the digest of the release that answered.
+`service` joins the threads, `composition` names the implementations. `open_release` is what belongs to one
+release, `swapper` puts another in its place while requests run (with `watched_release`, `swap_refusal`,
+`loop_job`, `ledger`). `facade` is the second model, not decoupled, `facade_service` runs it, `calls` is what
+it and the decoder agree on. Output `release` is the first 16 hex digits of the digest of the release that
+read the request.
 
 Threads: T1 Triton's (`execute` parses, submits and returns) · T2 the step loop · T4 replies. They meet at
 queues.

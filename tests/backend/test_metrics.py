@@ -145,3 +145,14 @@ def test_load_counts_what_waits_and_what_is_written():
     assert (load.requests_waiting, load.requests_running) == (0, 2)
     assert (load.kv_tokens_used, load.queued_prefill_tokens) == (16, 19)
     assert load.kv_tokens_capacity == 4 * 64
+
+
+def test_swaps_are_counted_by_outcome_and_refusals_once_more():
+    _, metrics, recorded = metered()
+    for outcome in ("ok", "digest", "ok"):
+        metrics.swapped(outcome)
+    metrics.publish()
+    assert recorded.value("swaps_total", reason="ok") == 2
+    assert recorded.value("swaps_total", reason="digest") == 1
+    assert recorded.value("swap_refusals_total", reason="digest") == 1
+    assert recorded.value("swap_refusals_total", reason="ok") == 0

@@ -133,3 +133,15 @@ def test_a_missing_node_file_is_named(tmp_path):
 def test_the_environment_names_another_file(tmp_path):
     assert config_path(tmp_path, {}) == tmp_path / "tensorcache.toml"
     assert config_path(tmp_path, {CONFIG_VARIABLE: "/etc/tc.toml"}) == Path("/etc/tc.toml")
+
+
+def test_swap_settings_have_bounds_and_the_largest_chunk_bounds_the_prewarm():
+    settings = read_model_settings(
+        {"swap": "drain", "swap_poll_s": "0.5", "device": "1", "cuda_graphs": "false"}
+    )
+    assert (settings.swap, settings.swap_poll_s) == ("drain", 0.5)
+    options = settings.engine_options()
+    assert (options.device, options.cuda_graphs, options.max_prefill_tokens) == (1, False, 256)
+    for name, value in (("swap", "later"), ("swap_poll_s", "0"), ("device", "-1"), ("sampler", "gpu")):
+        with pytest.raises(ConfigError, match=f"config.pbtxt parameter {name}: expected"):
+            read_model_settings({name: value})
