@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from backend.open_release import OpenRelease
 from backend.parsing import RequestLimits
 from backend.parsing.limits import FORWARDED_HEADERS
 from backend.prefix_reuse import PrefixReuse
+from backend.recheck import Recheck
 from backend.replies import Replies
 from backend.sampling import choose_sampler
 from backend.scheduler import Scheduler
@@ -44,9 +46,11 @@ from engines import (
     ReleaseError,
     Runner,
     VerifiedRelease,
+    device_memory_use,
     load_release,
     load_release_dir,
     open_engine,
+    open_page_locker,
     shares_kv,
 )
 
@@ -76,6 +80,19 @@ def open_decoder(
     opener = ReleaseOpener(model, version_dir, node=node, process=process)
     serving = opener.current(beside=None, run=at_once)
     loop, admission, watchdog = process.start_serving(serving, authoriser)
+    recheck = Recheck(
+        trust=node.trust,
+        recheck_s=settings.recheck_s,
+        rehash_s=settings.rehash_s,
+        unready=settings.recheck_unready,
+    )
+    process.ledger.open(recheck, recheck.readings)
+
+    def watch(now: OpenRelease) -> None:
+        if now.facts is not None:
+            recheck.watch(now.facts)
+
+    watch(serving)
     swapper = Swapper(
         serving,
         version_dir,
@@ -84,10 +101,11 @@ def open_decoder(
         loop=loop,
         admission=admission,
         metrics=process.metrics,
+        now_serves=watch,
     )
     return DecoderService(
         serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
-        drain_s=settings.drain_s, swapper=swapper,
+        drain_s=settings.drain_s, swapper=swapper, recheck=recheck,
     )  # fmt: skip
 
 
@@ -147,6 +165,7 @@ class ReleaseOpener:
         manifest = release.manifest
         text = self._text_of(release)
         options = self._process.settings.engine_options()
+        facts = release.facts
         device = f"cuda:{options.device}" if manifest.runtime == GPU_RUNTIME else HOST_DEVICE
         with ExitStack() as undo:
             engine = open_engine(release, options, beside=beside.spec if beside else None, run=run)
@@ -163,6 +182,9 @@ class ReleaseOpener:
                 opened = self._process.assemble(engine, cache, text=text, device=device)
             undo.pop_all()
         self._text = _text_facts(manifest), text
+        opened.facts = facts
+        if manifest.runtime == GPU_RUNTIME:
+            self._process.ledger.open(self, partial(_gpu_readings, options.device))
         return opened
 
     def _text_of(self, release: VerifiedRelease) -> TextModel:
@@ -177,6 +199,15 @@ class ReleaseOpener:
             bos_token_id=manifest.bos_token_id,
             add_bos=manifest.add_bos,
         )
+
+
+def _gpu_readings(device: int) -> list[Reading]:
+    """How full the GPU is, whoever fills it."""
+    memory = device_memory_use(device)
+    return [
+        Reading("gpu_memory_used_bytes", float(memory.used)),
+        Reading("gpu_memory_bytes", float(memory.total)),
+    ]
 
 
 def _text_facts(manifest: EngineManifest) -> tuple[object, ...]:
@@ -211,7 +242,8 @@ def open_prefix_cache(
         head_dim=spec.geometry.head_dim,
         block_tokens=spec.block_tokens,
     )
-    return open_cache(block_format, node.cache, CacheSecrets.load(node.secrets_dir))
+    pins = open_page_locker(manifest.runtime, device=settings.device)
+    return open_cache(block_format, node.cache, CacheSecrets.load(node.secrets_dir), pins=pins)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from backend.sequence import Sequence, open_sequence
 from backend.stepper import Stepper
 from backend.text import TextModel
 from cachemgr import PrefixCache
-from engines import Engine, EngineSpec, shares_kv
+from engines import Engine, EngineSpec, ReleaseFacts, shares_kv
 
 RELEASE_DIGITS: Final = 16
 HOST: Final = "host"
@@ -49,6 +49,8 @@ class OpenRelease:
         self._ledger = ledger
         self.cache = cache
         self.stepper = stepper
+        self.facts: ReleaseFacts | None = None
+        """What its folder was like when it was loaded; None for an engine that came from no folder."""
         self.spec: EngineSpec = engine.spec
         self.name = self.spec.digest[:RELEASE_DIGITS]
         ledger.open(cache, lambda: [Reading(name, value, HOST) for name, value in cache.counters().items()])

@@ -17,6 +17,7 @@ from backend.admission import Admission
 from backend.errors import Overloaded
 from backend.generation import Generation
 from backend.open_release import OpenRelease
+from backend.recheck import Recheck
 from backend.replies import Replies, Sender
 from backend.step_loop import StepLoop
 from backend.swapper import Swapper
@@ -36,6 +37,7 @@ class DecoderService:
         watchdog: Watchdog,
         drain_s: float,
         swapper: Swapper | None = None,
+        recheck: Recheck | None = None,
     ) -> None:
         """Without a swapper, `serving` serves to the end; with one, it is the swapper's to close."""
         self._serving = serving if swapper is None else None
@@ -45,16 +47,20 @@ class DecoderService:
         self._watchdog = watchdog
         self._drain_s = drain_s
         self._swapper = swapper
+        self._recheck = recheck
         replies.start()
         loop.start()
         watchdog.start()
         if swapper is not None:
             swapper.start()
+        if recheck is not None:
+            recheck.start()
 
     @property
     def ready(self) -> bool:
         """True while requests are taken."""
-        return self._loop.ready and self._admission.open and self._watchdog.problem is None
+        as_loaded = self._recheck is None or self._recheck.ready
+        return self._loop.ready and self._admission.open and self._watchdog.problem is None and as_loaded
 
     @property
     def release(self) -> str:
@@ -82,6 +88,8 @@ class DecoderService:
 
         A step loop that hangs may be inside the engine: then both are left to the end of the process.
         """
+        if self._recheck is not None:
+            self._recheck.close()
         if self._swapper is not None:
             self._swapper.stop()
         self._watchdog.expect_end()

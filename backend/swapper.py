@@ -83,8 +83,11 @@ class Swapper:
         loop: StepLoop,
         admission: Admission,
         metrics: RequestMetrics,
+        now_serves: Callable[[OpenRelease], None] = lambda new: None,
     ) -> None:
+        """`now_serves` hears of every switch, on the step loop's thread or the swapper's."""
         self._serving: OpenRelease | None = serving
+        self._tell_serving = now_serves
         self._wanted_back = serving.spec.digest
         self._version_dir = version_dir
         self._settings = settings
@@ -243,6 +246,7 @@ class Swapper:
     def _now_serves(self, new: OpenRelease) -> None:
         self._serving = new
         self._metrics.release = new.name
+        self._tell_serving(new)
 
     def _done(self, old: OpenRelease, started: float, *, kept: bool) -> None:
         serving = self._serving
