@@ -16,5 +16,8 @@ the same for a module. When it ends, nothing may be left allocated, pushed, or c
     build.py pycuda_build.py       build it and pycuda once, under build/rig
     driver.py                      the stand-in as tests see it
     tensorrt_double.py             the module `tensorrt`, over step_runs.py (ONNX Runtime) and plans.py
+    builder_double.py              its builder half: `build_release(target="tensorrt")` makes such plans
+    releases.py                    releases built so, opened as they are or with a changed graph
+    uses.py                        what our code uses of TensorRT, for the comparison in test_signatures.py
     plugin.py                      the fixtures
 """

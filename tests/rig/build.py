@@ -4,11 +4,12 @@ Compilers must be there; CUDA need not: its headers come from the package index,
 
     python -m tests.rig.build        # prints the folder, or what is missing on this machine
 
-Everything lies in a folder named by the digest of its sources and versions and appears by one rename, so that
-two test runs may build at once. The long part, pycuda, has a digest of its own: a change of the stand-in does
-not build it again.
+Every part lies in a folder named by the digest of its sources and versions, and appears by one rename: a run
+that is killed leaves nothing half made, and one that comes meanwhile waits. The long part, pycuda, has a
+digest of its own: a change of the stand-in does not build it again.
 """
 
+import fcntl
 import hashlib
 import os
 import re
@@ -34,14 +35,14 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Rig:
+class Parts:
     """Where the built parts lie."""
 
     libcuda: Path
     site: Path  # holds pycuda; to be put on sys.path
 
 
-def build() -> Rig:
+def build() -> Parts:
     """The rig, built if it is not there yet. Raises Missing."""
     compiler = _compiler("cc", "CC")
     _compiler("c++", "CXX")  # asked for before the long part begins
@@ -62,8 +63,8 @@ def build() -> Rig:
             lambda folder: pycuda_build.build_pycuda(folder, library, [include, HERE]),
         )
     except pycuda_build.Unavailable as error:
-        raise Missing(str(error)) from error
-    return Rig(libcuda=library / "libcuda.so.1", site=site)
+        raise Missing(" ".join(str(error).split())) from error
+    return Parts(libcuda=library / "libcuda.so.1", site=site)
 
 
 def _made(name: str, inputs: list[Path], make: Callable[[Path], None]) -> Path:
@@ -75,15 +76,16 @@ def _made(name: str, inputs: list[Path], make: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     HOME.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=f"{name}-making-", dir=HOME))
-    try:
-        make(making)
-        making.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another run was first
-            raise
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+    with (HOME / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at it: one of them is enough
+        if folder.is_dir():
+            return folder
+        making = Path(tempfile.mkdtemp(prefix=f"{name}-making-", dir=HOME))
+        try:
+            make(making)
+            making.rename(folder)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)  # gone already where it was renamed
     return folder
 
 
