@@ -63,6 +63,13 @@ def test_a_cached_prefix_is_found_and_says_the_same(service: SwapRig, alone: dic
     assert [caller.wait().ids for caller in (first, again, *batch)] == [alone["a"]] * 8
 
 
+def test_the_arena_is_page_locked_and_let_go(rig: Rig, shelf: Shelf, tmp_path: Path) -> None:
+    with SwapRig(shelf, arenas=tmp_path) as opened:
+        wait_until(lambda: rig.gpu.held.registered_bytes > 0)
+        opened.ask(PROMPT, max_tokens=4)
+    assert rig.gpu.held.registered_bytes == 0
+
+
 def test_live_streams_keep_their_kv_through_a_swap(
     rig: Rig, service: SwapRig, alone: dict[str, list[int]]
 ) -> None:
