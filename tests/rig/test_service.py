@@ -63,10 +63,18 @@ def test_a_cached_prefix_is_found_and_says_the_same(service: SwapRig, alone: dic
     assert [caller.wait().ids for caller in (first, again, *batch)] == [alone["a"]] * 8
 
 
-def test_the_arena_is_page_locked_and_let_go(rig: Rig, shelf: Shelf, tmp_path: Path) -> None:
-    with SwapRig(shelf, arenas=tmp_path) as opened:
+def test_blocks_travel_between_the_gpu_and_page_locked_memory(rig: Rig, shelf: Shelf, tmp_path: Path) -> None:
+    with SwapRig(shelf, arenas=tmp_path, lane_ttl_s=0.0) as opened:
         wait_until(lambda: rig.gpu.held.registered_bytes > 0)
-        opened.ask(PROMPT, max_tokens=4)
+        arena, detours = rig.gpu.held.registered_bytes, rig.gpu.pageable_copies
+        assert opened.ask(PROMPT, max_tokens=4).cached == 0
+        assert rig.gpu.pageable_copies == detours
+        assert opened.ask(PROMPT, max_tokens=4).cached == 64  # the first restore makes its staging memory
+        wait_until(lambda: rig.gpu.held.registered_bytes > arena)
+        detours, copies = rig.gpu.pageable_copies, rig.gpu.calls("cuMemcpy3DAsync")
+        assert opened.ask(PROMPT, max_tokens=4).cached == 64
+        assert rig.gpu.calls("cuMemcpy3DAsync") - copies == 4
+        assert rig.gpu.pageable_copies == detours
     assert rig.gpu.held.registered_bytes == 0
 
 
