@@ -6,7 +6,7 @@ that are ready; a stream gets one delivery per engine call, not per token.
 Invariants
 - Logits are used before the next engine call: they belong to the engine.
 - Every sequence gets exactly one last delta, with `finish` or with `error`.
-- An engine error ends the sequences that were in that call and nobody else.
+- An engine error ends the sequences that were in that call and nobody else. A GPU that is lost ends the loop.
 
 Threads: owned by the step loop; nothing here blocks but the engine.
 """
@@ -24,7 +24,7 @@ from backend.sampling import Sampled, Sampler
 from backend.scheduler import PrefillPart, Scheduler
 from backend.sequence import Sequence as Running
 from backend.sequence import State
-from engines import Engine, EngineError
+from engines import DeviceLostError, Engine, EngineError
 
 
 class Outbox(Protocol):
@@ -236,6 +236,8 @@ class Stepper:
         self._end(seq, delta, outcome=delta.finish.value, retain=True)
 
     def _fail(self, seqs: Sequence[Running], error: EngineError) -> None:
+        if isinstance(error, DeviceLostError):
+            raise error  # no step can work any more: the loop ends, and its watchers replace the process
         for seq in seqs:
             failed = EngineFailed(f"engine failed: {error}")
             self._end(seq, Delta(error=failed), outcome=type(failed).__name__, retain=False)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines.contract import Engine, EngineSpec, Geometry, LaneId, Logits, shares_kv
 from engines.device_memory import DeviceMemoryUse, device_memory_use
-from engines.errors import BuildError, DeviceError, EngineError, ReleaseError, StepError
+from engines.errors import BuildError, DeviceError, DeviceLostError, EngineError, ReleaseError, StepError
 from engines.lanes import LanePool
 from engines.loading import (
     ReleaseFacts,
@@ -62,6 +62,7 @@ __all__ = [
     "BuildError",
     "BuildOptions",
     "DeviceError",
+    "DeviceLostError",
     "DeviceMemoryUse",
     "Difference",
     "Engine",

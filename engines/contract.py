@@ -91,7 +91,10 @@ class Logits:
 
 
 class Engine(Protocol):
-    """A decoder with its KV lanes. `close` frees everything; no method may be called after it."""
+    """A decoder with its KV lanes. `close` frees everything; no method may be called after it.
+
+    A call on a GPU that is lost to this process raises DeviceLostError instead of StepError.
+    """
 
     @property
     def spec(self) -> EngineSpec:

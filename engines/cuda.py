@@ -72,6 +72,18 @@ class Device:
             finally:
                 self._cuda.Context.pop()
 
+    def is_lost(self, stream: "Stream") -> bool:
+        """After a failure: is this process done with the GPU? `stream` is any of its streams.
+
+        The driver repeats what broke asynchronously at every later call; what it merely refused, it forgets.
+        """
+        try:
+            with self.current():
+                stream.synchronise()
+        except DeviceError:
+            return True
+        return False
+
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes, whoever uses them."""
         free, total = self._cuda.mem_get_info()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.cuda import Device, PageLockedArray, Stream
-from engines.errors import DeviceError, StepError
+from engines.errors import DeviceError, DeviceLostError, StepError
 
 
 class DeviceLogits:
@@ -40,7 +40,9 @@ class DeviceLogits:
         }
 
     def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """A copy on the host, which is the caller's. StepError if the step that wrote it failed."""
+        """A copy on the host, which is the caller's. StepError if the step that wrote it failed;
+        DeviceLostError.
+        """
         assert copy is not False, "logits on the device are always copied"
         rows, vocab = self.shape
         host: npt.NDArray[np.float32] = self._host.array[: rows * vocab]
@@ -49,5 +51,7 @@ class DeviceLogits:
                 self._stream.download(host, self._address)
                 self._stream.synchronise()
         except DeviceError as error:
-            raise StepError(f"the step that wrote these logits failed: {error}") from error
+            lost = self._device.is_lost(self._stream)
+            kind = DeviceLostError if lost else StepError
+            raise kind(f"the step that wrote these logits failed: {error}") from error
         return np.array(host, dtype=dtype).reshape(rows, vocab)

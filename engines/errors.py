@@ -3,7 +3,8 @@
 EngineError
 ├── BuildError      weights or options that no engine can be built from
 ├── DeviceError     no driver, no GPU, no GPU library, or a call of the driver that failed
-│   └── DeviceMemoryError   the GPU, or page-locked host memory, is full
+│   ├── DeviceMemoryError   the GPU, or page-locked host memory, is full
+│   └── DeviceLostError     a kernel or the GPU itself broke: nothing works any more in this process
 ├── ReleaseError    a release the load chain refuses (signature, name, age, bytes, contract, golden token)
 └── StepError       a prefill or decode that failed; the batch it hit fails, the next request works
 """
@@ -23,6 +24,14 @@ class DeviceError(EngineError):
 
 class DeviceMemoryError(DeviceError):
     """There is no room left for an allocation on the device, or for one in page-locked host memory."""
+
+
+class DeviceLostError(DeviceError):
+    """The driver repeats what broke before (such as an illegal address) at every call, for good.
+
+    No step of any engine on this GPU can succeed any more: whoever runs them stops, so that the process is
+    replaced.
+    """
 
 
 class ReleaseError(EngineError):

@@ -4,7 +4,8 @@
     decode    binds them once at the pool's start; its rows are the lanes 0 … n−1, idle ones included
 
 Both run in one stream. Prefill and decode return while the GPU still works: whoever reads the logits, or
-the next step, meets what went wrong.
+the next step, meets what went wrong. A step that failed alone is a StepError; where the driver has given the
+process up, every call raises DeviceLostError.
 
 Invariants
 - An idle row of a decode writes at the scratch position S − 1, which no mask reaches, and attends to
@@ -32,7 +33,7 @@ from engines.device_memory import device_need, require_device_memory
 from engines.device_parts import DeviceParts
 from engines.device_pool import DevicePool, SharedLayer
 from engines.engine_spec import cache_positions, engine_spec
-from engines.errors import DeviceError, DeviceMemoryError, ReleaseError, StepError
+from engines.errors import DeviceError, DeviceLostError, DeviceMemoryError, ReleaseError, StepError
 from engines.manifest import EngineManifest
 from engines.options import EngineOptions
 from engines.windows import row_counts, rows_for, window_for, windows
@@ -232,11 +233,13 @@ class TensorRTEngine:
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """Work on the device; its errors are the step's."""
+        """Work on the device; its errors are the step's, unless no later step can work either."""
         try:
             with self._device.current():
                 yield
-        except DeviceError as error:
+        except (DeviceError, StepError) as error:
+            if self._parts is not None and self._device.is_lost(self._parts.stream):
+                raise DeviceLostError(f"GPU {self._device.info.ordinal} is lost: {error}") from error
             raise StepError(str(error)) from error
 
     def _run_prefill(self, lane: LaneId, tokens: Ints, start: int, *, window: int) -> None:

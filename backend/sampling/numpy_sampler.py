@@ -21,7 +21,7 @@ from backend.sampling.contract import BROKEN, NOTHING_ALLOWED, Sampled, SamplerR
 from backend.sampling.nucleus import Filters, Floats, Ints, RowFilters, draw_candidates, draw_wide
 from backend.sampling.philox import uniforms as philox_uniforms
 from backend.sampling.rows import SequenceRow
-from engines import EngineError
+from engines import DeviceLostError, EngineError
 
 SMALL_VOCABULARY: Final = 1024
 """Up to here every token is a candidate, and no row is cut."""
@@ -110,11 +110,13 @@ class NumpySampler:
         """Choose a token for every row of `logits` float32 [n, V] (see Sampler.sample).
 
         Logits of a device come over by their `__array__`, all V of them for every row; where the step that
-        wrote them turns out to have failed, every row does.
+        wrote them turns out to have failed, every row does. DeviceLostError, after which nothing else works.
         """
         plan = self._plan_of(rows)
         try:
             logits = np.asarray(logits)
+        except DeviceLostError:
+            raise
         except EngineError as error:
             return Sampled.nothing(len(rows), because=EngineFailed(f"engine failed: {error}"))
         assert logits.shape == (len(plan.rows), self._vocab_size)

@@ -6,8 +6,10 @@ import pytest
 
 from backend.errors import EngineFailed, Overloaded
 from backend.generation import FinishReason
+from backend.sampling import NumpySampler
 from backend.step_loop import IDLE_BEAT_S, StepLoop
-from tests.backend.doubles import Collected, FakeEngine, Rig, expected_text_ids, generation
+from engines import DeviceLostError, Logits
+from tests.backend.doubles import VOCAB, Collected, FakeEngine, Rig, expected_text_ids, generation
 
 WAIT_S = 20.0
 
@@ -178,6 +180,36 @@ def test_a_bug_in_the_loop_fails_open_requests_and_closes_the_door(rig, loop, ca
     with pytest.raises(EngineFailed, match="ZeroDivisionError"):
         ask(loop, [3, 4])
     assert "step loop failed" in caplog.text
+
+
+def lost(*arguments, **more):
+    raise DeviceLostError("GPU 0 is lost: an illegal memory access was encountered")
+
+
+class LostLogits:
+    __array__ = lost
+
+
+@pytest.mark.parametrize("call", ["prefill", "decode", "logits"])
+def test_a_lost_gpu_ends_the_loop_so_that_the_process_is_replaced(rig, loop, call):
+    """No step works any more in this process: to fail one request after the other would help nobody."""
+    gate = Gate(rig.engine)
+    loop.start()
+    _, running = ask(loop, [3, 4], max_tokens=60)
+    assert gate.entered.wait(WAIT_S)
+    sinks = [running, ask(loop, [*range(5, 20)], max_tokens=60)[1]]
+    if call == "logits":
+        rig.engine._logits = lambda rows: Logits(LostLogits())
+        rig.stepper._sampler = NumpySampler(VOCAB)
+    else:
+        setattr(rig.engine, call, lost)
+    gate.opened.set()
+    for sink in sinks:
+        assert "DeviceLostError" in str(sink.wait().last.error)
+    loop.thread.join(WAIT_S)
+    assert not loop.alive
+    with pytest.raises(EngineFailed, match="GPU 0 is lost"):
+        ask(loop, [3, 4])
 
 
 def test_a_broken_scheduler_still_answers(rig, loop):
