@@ -17,6 +17,7 @@ from engines.errors import ReleaseError
 from engines.loading import load_release, load_release_dir
 from engines.trust import TrustSettings
 from tests.engines.conftest import TINY_FILES, Keys, refusal
+from tests.resident_memory import resident_bytes
 
 WriteRelease = Callable[..., Path]
 
@@ -225,10 +226,6 @@ def test_a_file_that_flips_all_the_time_loads_right_or_not_at_all(
     assert "digest" in outcomes
 
 
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def test_fifty_failed_loads_leak_neither_files_nor_memory(write_release: WriteRelease, keys: Keys) -> None:
     files = TINY_FILES | {"zz.data": bytes(16 << 20)}  # the last one is read in full, then refused
     folder = write_release(files=files)
@@ -238,11 +235,11 @@ def test_fifty_failed_loads_leak_neither_files_nor_memory(write_release: WriteRe
         assert refusal(lambda: load_release_dir(folder, trust=keys.trust)).step == "digest"
 
     fail()
-    fds, memory = len(os.listdir("/proc/self/fd")), _resident_bytes()
+    fds, memory = len(os.listdir("/proc/self/fd")), resident_bytes()
     for _ in range(50):
         fail()
     assert len(os.listdir("/proc/self/fd")) == fds
-    assert _resident_bytes() - memory < 40 << 20  # 50 leaked ones would be 800 MB
+    assert resident_bytes() - memory < 40 << 20  # 50 leaked ones would be 800 MB
 
 
 def test_a_refusal_that_somebody_keeps_does_not_keep_the_bytes(
@@ -250,9 +247,9 @@ def test_a_refusal_that_somebody_keeps_does_not_keep_the_bytes(
 ) -> None:
     folder = write_release(files=TINY_FILES | {"zz.data": bytes(64 << 20)})
     (folder / "zz.data").write_bytes(b"\1" + bytes((64 << 20) - 1))
-    memory = _resident_bytes()
+    memory = resident_bytes()
     kept = [refusal(lambda: load_release_dir(folder, trust=keys.trust)) for _ in range(4)]
-    assert _resident_bytes() - memory < 60 << 20
+    assert resident_bytes() - memory < 60 << 20
     assert len(kept) == 4
 
 

@@ -5,7 +5,6 @@ opened, plan, library version, compute capability, GPU; contract, golden. Each r
 what was expected and what was found, and leaves nothing in memory.
 """
 
-import gc
 import itertools
 import os
 import threading
@@ -28,6 +27,7 @@ from engines.options import EngineOptions
 from engines.trust import TrustSettings
 from tests.engines.conftest import TINY_FILES, Keys, refusal
 from tests.engines.test_plan_header import H100, HERE, INFO, plan_of
+from tests.resident_memory import resident_bytes
 
 WriteRelease = Callable[..., Path]
 
@@ -269,8 +269,7 @@ class Held:
 
     @classmethod
     def now(cls) -> "Held":
-        gc.collect()  # an error and the frames it came through hold each other
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident = resident_bytes()
         fds = len(os.listdir("/proc/self/fd"))
         return cls(fds, threading.active_count(), resident, tracemalloc.get_traced_memory()[0])
 

@@ -4,8 +4,6 @@ The driver and TensorRT fail on cue (see tests/rig). The fixture `rig` itself as
 allocated, no context stays pushed, and nobody used the driver wrongly.
 """
 
-import gc
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from engines.options import EngineOptions
 from engines.tensorrt_engine import TensorRTEngine
 from tests.engines import behaviours
 from tests.gpu.on_host import OnHost
+from tests.resident_memory import resident_bytes
 from tests.rig.driver import LAUNCH_FAILED
 from tests.rig.plugin import Rig
 from tests.rig.releases import open_on_rig, read_release, rig_release
@@ -251,13 +250,6 @@ def test_fifty_failed_loads_leave_device_and_host_memory_as_they_were(rig: Rig, 
             kinds[number % len(kinds)]()
         assert rig.gpu.held == held, f"load {number}"
         if number == 99:
-            gc.collect()
             before = resident_bytes()
-    gc.collect()
     kept = resident_bytes() - before
     assert kept < 50 * len(files[manifest.graph]) // 4, "host memory grows with failed loads"
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
