@@ -36,19 +36,17 @@ from backend.stepper import Stepper
 from backend.swapper import Swapper, SwapSettings
 from backend.text import TextModel
 from backend.watchdog import Watchdog
-from backend.watched_release import release_dir
 from cachemgr import BlockFormat, CacheSecrets, LaneTier, PrefixCache, open_cache
 from engines import (
     Engine,
     EngineManifest,
     EngineSpec,
     LanePool,
-    ReleaseError,
     Runner,
     VerifiedRelease,
     device_memory_use,
+    give_back_freed_memory,
     load_release,
-    load_release_dir,
     open_engine,
     open_page_locker,
     shares_kv,
@@ -79,6 +77,7 @@ def open_decoder(
     process = Process.around(settings, instruments, labels, forwarded_headers=node.forwarded_headers)
     opener = ReleaseOpener(model, version_dir, node=node, process=process)
     serving = opener.current(beside=None, run=at_once)
+    give_back_freed_memory()
     loop, admission, watchdog = process.start_serving(serving, authoriser)
     recheck = Recheck(
         trust=node.trust,
@@ -149,17 +148,17 @@ class ReleaseOpener:
 
     def current(self, *, beside: OpenRelease | None, run: Runner) -> OpenRelease:
         """The release that `current` names. `beside` serves meanwhile; lanes and cache go on if they can."""
-        release = load_release(self._version_dir, model=self._model, trust=self._node.trust)
-        return self._open(release, beside=beside, run=run)
+        return self._open(
+            load_release(self._version_dir, model=self._model, trust=self._node.trust), beside=beside, run=run
+        )  # no name here holds its bytes
 
     def published(self, digest: str, *, run: Runner) -> OpenRelease:
         """A release of the version folder by its digest, whatever `current` names."""
-        folder = release_dir(self._version_dir, digest)
-        release = load_release_dir(folder, model=self._model, trust=self._node.trust)
-        if release.digest != digest:
-            found = f"{release.digest} in its folder"
-            raise ReleaseError("digest", expected=f"release {digest}", found=found)
-        return self._open(release, beside=None, run=run)
+        return self._open(
+            load_release(self._version_dir, digest, model=self._model, trust=self._node.trust),
+            beside=None,
+            run=run,
+        )
 
     def _open(self, release: VerifiedRelease, *, beside: OpenRelease | None, run: Runner) -> OpenRelease:
         manifest = release.manifest

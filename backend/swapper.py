@@ -36,7 +36,7 @@ from backend.open_release import OpenRelease
 from backend.step_loop import StepLoop
 from backend.swap_refusal import DRAIN, DrainTimeout, Refusal, refusal_of
 from backend.watched_release import Target, look
-from engines import Runner
+from engines import Runner, give_back_freed_memory
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +143,10 @@ class Swapper:
             self._refuse(target, Refusal("current", target.problem))
         elif serving is None:
             self._come_back(target)
+            give_back_freed_memory()
         else:
             self._swap(serving, target)
+            give_back_freed_memory()
 
     def _due(self) -> bool:
         return self._retry_at > 0.0 and time.monotonic() >= self._retry_at
@@ -211,6 +213,7 @@ class Swapper:
         self._wanted_back = old.spec.digest
         old.close()
         del old
+        give_back_freed_memory()  # what the new one needs is asked for before it is loaded
         self._let_in(self._opener.current(beside=None, run=self._loop.call))
 
     def _come_back(self, target: Target, *, fallback_only: bool = False) -> None:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from engines.contract import Engine, EngineSpec, Geometry, LaneId, Logits, shares_kv
 from engines.device_memory import DeviceMemoryUse, device_memory_use
 from engines.errors import BuildError, DeviceError, DeviceLostError, EngineError, ReleaseError, StepError
+from engines.host_memory import give_back_freed_memory
 from engines.lanes import LanePool
 from engines.loading import (
     ReleaseFacts,
@@ -92,6 +93,7 @@ __all__ = [
     "demo_gguf",
     "device_memory_use",
     "generate_signing_key",
+    "give_back_freed_memory",
     "inspect_release",
     "key_fingerprints",
     "list_releases",

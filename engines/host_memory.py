@@ -1,5 +1,10 @@
-"""How much memory this process may still take: a release too big for it is refused before it is read."""
+"""How much memory this process may still take: a release too big for it is refused before it is read.
 
+What was freed is not back in the system by itself: the C library keeps it in the arena of the thread that
+took it, in pieces between what is still in use. After a load that is hundreds of megabytes.
+"""
+
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +28,16 @@ def require_memory(need: int, *, purpose: str, available: AvailableMemory) -> No
         raise ReleaseError(
             "memory", expected=f"{need} bytes of free host memory to {purpose}", found=f"{have} bytes"
         )
+
+
+def give_back_freed_memory() -> None:
+    """Hand what this process freed back to the system: after something large was closed.
+
+    Takes tens of milliseconds, with Python's lock free; a thread that allocates may wait for a part of them.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # a C library other than glibc keeps less
+        trim(0)
 
 
 def _machine_bytes(root: Path) -> int:

@@ -39,6 +39,7 @@ _IDLE_POSITION = 1  # the kernel wants at least one cached position, which it do
 _MAX_SPANS = 64  # decode bindings kept; lowest-lane-first reservation needs far fewer
 _SPIN_US = "200"  # long enough to bridge two kernels, short enough not to burn a core between steps
 _ERRORS_ONLY = 3
+_WARM_TOKENS = 64
 
 
 class OrtEngine:
@@ -115,9 +116,13 @@ class OrtEngine:
         self._pool.import_blocks(lane, blocks, payloads)
 
     def prewarm(self) -> Iterator[str]:
-        """Run the longest prefill, the shortest, and a decode over every number of lanes."""
+        """Run a prefill, the shortest ones, and a decode over every number of lanes.
+
+        The kernels are the same for every length: a longer prefill would warm no more, and another engine's
+        streams may wait for it.
+        """
         spec = self._spec
-        longest = spec.max_prefill_tokens
+        longest = min(spec.max_prefill_tokens, _WARM_TOKENS)
         for count in sorted({1, min(2, longest), longest}, reverse=True):
             self.prefill(LaneId(0), np.zeros(count, dtype=np.int64), 0)
             yield f"prefill of {count}"

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+import backend.swapper
 from backend.errors import Overloaded
 from backend.generation import FinishReason
 from tests.backend.doubles import expected_text_ids
@@ -240,3 +241,23 @@ def test_counters_never_turn_back(tmp_path):
             if (reading.name, reading.tier) == ("hit_tokens_total", "host")
         ]  # fmt: skip
         assert hits == [3 * 8]
+
+
+@pytest.mark.parametrize("mode", ["side_by_side", "drain"])
+def test_memory_goes_back_to_the_system_once_an_engine_is_closed(tmp_path, mode, monkeypatch):
+    seen = []
+    with DoubleRig(tmp_path, swap=mode) as rig:
+        monkeypatch.setattr(
+            backend.swapper,
+            "give_back_freed_memory",
+            lambda: seen.append([engine.closed for engine in rig.opener.opened]),
+        )
+        rig.point("c")
+        rig.wait_for("c")
+        wait_until(lambda: seen and seen[-1] == [True, False])
+        if mode == "drain":
+            assert seen[0] == [True], "before the new one is loaded"
+        count = len(seen)
+        rig.point("e")
+        wait_until(lambda: len(seen) > count and rig.serves("c"))
+        wait_until(lambda: seen[-1].count(False) == 1)

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from engines.errors import ReleaseError
-from engines.host_memory import available_bytes, require_memory
+from engines.host_memory import available_bytes, give_back_freed_memory, require_memory
 
 MEMINFO = "MemTotal:       32000000 kB\nMemFree:         1000000 kB\nMemAvailable:   20000000 kB\n"
 MACHINE = 20_000_000 * 1024
+PIECE, MANY = 64 << 10, 1000  # too small for a mapping of its own
 
 
 def _write(root: Path, files: dict[str, str]) -> Path:
@@ -70,3 +71,20 @@ def test_a_need_is_refused_only_where_there_is_less() -> None:
         ReleaseError, match=r"^memory: expected 11 bytes of free host memory to test, found 10"
     ):
         require_memory(11, purpose="test", available=lambda: 10)
+
+
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    """Even below a piece that is still in use, where the C library keeps it."""
+    before = _resident_bytes()
+    pieces = [bytearray(PIECE) for _ in range(MANY)]
+    held = pieces.pop()
+    assert _resident_bytes() - before > MANY * PIECE // 2
+    pieces.clear()
+    give_back_freed_memory()
+    assert _resident_bytes() - before < MANY * PIECE // 4
+    assert len(held) == PIECE
+
+
+def _resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024

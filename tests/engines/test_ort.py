@@ -143,6 +143,16 @@ def test_prewarm_leaves_a_usable_engine(engine: OpenEngine) -> None:
     behaviours.decode_equals_prefill(one)
 
 
+def test_prewarm_holds_up_the_steps_of_another_engine_no_longer_than_it_must(small_release: Path) -> None:
+    """Each piece is one wait of the streams that run beside it."""
+    manifest, files = read(small_release)
+    one = OrtEngine(manifest, files, options=EngineOptions(lanes=1, max_prefill_tokens=128), digest="0")
+    assert next(one.prewarm()) == "prefill of 64"
+    assert one.spec.max_prefill_tokens == 128
+    short = OrtEngine(manifest, files, options=EngineOptions(lanes=1, max_prefill_tokens=8), digest="0")
+    assert next(short.prewarm()) == "prefill of 8"
+
+
 def test_a_successor_goes_on_with_the_lanes_as_they_are(engine: OpenEngine) -> None:
     old, new, alone = (engine(fresh=True) for _ in range(3))
     tokens = behaviours.some_tokens(old, 12)
