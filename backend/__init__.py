@@ -16,10 +16,10 @@ A request's life, and the module that is in charge of each part:
     watchdog        speaks for the step loop when that hangs or is dead; `thread_names` for debuggers
 
 `service` joins the threads, `composition` names the implementations. `open_release` is what belongs to one
-release, `swapper` puts another in its place while requests run (with `watched_release`, `swap_refusal`,
-`loop_job`, `ledger`). `facade` is the second model, not decoupled, `facade_service` runs it, `calls` is what
-it and the decoder agree on. Output `release` is the first 16 hex digits of the digest of the release that
-read the request.
+release, `first_release` chooses the one to begin with, `swapper` puts another in its place while requests
+run (with `watched_release`, `swap_refusal`, `loop_job`, `ledger`). `facade` is the second model, not
+decoupled, `facade_service` runs it, `calls` is what it and the decoder agree on. Output `release` is the
+first 16 hex digits of the digest of the release that read the request.
 
 Threads: T1 Triton's (`execute` parses, submits and returns) · T2 the step loop · T4 replies. They meet at
 queues.

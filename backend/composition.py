@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from backend.access import Authoriser
 from backend.admission import Admission
+from backend.first_release import open_first
 from backend.ledger import Ledger
 from backend.metrics import Instruments, Reading, RequestMetrics
 from backend.no_cache import NoCache
@@ -76,7 +77,10 @@ def open_decoder(
     """Load the current release of `version_dir` and put it in service."""
     process = Process.around(settings, instruments, labels, forwarded_headers=node.forwarded_headers)
     opener = ReleaseOpener(model, version_dir, node=node, process=process)
-    serving = opener.current(beside=None, run=at_once)
+    if settings.swap == "off":  # whoever loads wants this one
+        serving = opener.current(beside=None, run=at_once)
+    else:
+        serving = open_first(opener, version_dir, run=at_once)
     give_back_freed_memory()
     loop, admission, watchdog = process.start_serving(serving, authoriser)
     recheck = Recheck(

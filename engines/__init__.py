@@ -50,7 +50,7 @@ from engines.options import EngineOptions
 from engines.page_locking import NoPageLocker, PageLocker, open_page_locker
 from engines.publishing import Switch, publish_release, roll_back
 from engines.recheck import Difference, Pace, Rehash, compare_release, rehash_release
-from engines.release_list import ListedRelease, list_releases, prune_releases
+from engines.release_list import ListedRelease, earlier_releases, list_releases, prune_releases
 from engines.signing import generate_signing_key, key_fingerprints, sign_release
 from engines.trust import TrustSettings
 
@@ -92,6 +92,7 @@ __all__ = [
     "current_digest",
     "demo_gguf",
     "device_memory_use",
+    "earlier_releases",
     "generate_signing_key",
     "give_back_freed_memory",
     "inspect_release",

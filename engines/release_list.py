@@ -66,6 +66,17 @@ def current_or_none(version_dir: Path) -> str | None:
         return None
 
 
+def earlier_releases(version_dir: Path) -> tuple[str, ...]:
+    """What was current before and is still there, the latest first; nothing if the history cannot be read."""
+    current = current_or_none(version_dir)
+    try:
+        history = read_history(version_dir)
+    except ReleaseError:
+        return ()
+    others = dict.fromkeys(served.digest for served in reversed(history) if served.digest != current)
+    return tuple(digest for digest in others if (version_dir / RELEASES / digest).is_dir())
+
+
 def choose_release(version_dir: Path, wanted: str) -> str:
     """The digest of the one release whose number, or the beginning of whose digest, is `wanted`."""
     found = {digest for digest in _digests(version_dir) if _matches(version_dir, digest, wanted)}

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from engines.history import HISTORY, Served, append_history, previous_release, read_history
 from engines.loading import current_digest
 from engines.publishing import Switch, publish_release, roll_back
-from engines.release_list import list_releases, prune_releases
+from engines.release_list import earlier_releases, list_releases, prune_releases
 from engines.trust import TrustSettings
 from tests.engines.conftest import Keys, refusal
 from tests.full_disk import REASON, room_for
@@ -233,6 +234,22 @@ def test_previous_is_the_last_other_that_was_current(
     history: list[str], current: str | None, previous: str | None
 ) -> None:
     assert previous_release([Served(digest, 0) for digest in history], current) == previous
+
+
+def test_earlier_releases_are_those_that_are_there_the_latest_first(
+    version: Path, publish: Publish, keys: Keys
+) -> None:
+    first, second, third, fourth = (publish(number) for number in range(1, 5))
+    assert earlier_releases(version) == (third, second, first)
+    back(version, keys, to=second)
+    assert earlier_releases(version) == (fourth, third, first)
+    shutil.rmtree(version / "releases" / fourth)
+    (version / "current").unlink()
+    assert earlier_releases(version) == (third, second, first)
+    (version / HISTORY).unlink()
+    assert earlier_releases(version) == ()
+    (version / HISTORY).mkdir()
+    assert earlier_releases(version) == ()
 
 
 def test_releases_are_listed_newest_first_with_what_they_are(
