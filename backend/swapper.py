@@ -255,7 +255,6 @@ class Swapper:
         serving = self._serving
         assert serving is not None
         self._refused, self._retry_at, self._retry_s = None, 0.0, RETRY_S[0]
-        self._metrics.swapped(SWAPPED)
         log.info(
             "swap: release %d (%s) → %d (%s), %s, %.2f s, KV %s",
             old.spec.release,
@@ -266,14 +265,15 @@ class Swapper:
             time.monotonic() - started,
             "kept" if kept else "not shared",
         )
+        self._metrics.swapped(SWAPPED)  # last: who sees the count finds the line
 
     def _refuse(self, target: Target, refusal: Refusal, *, again: bool = False) -> None:
         self._refused = target
         self._retry_at = time.monotonic() + self._retry_s if again else 0.0
         self._retry_s = min(2 * self._retry_s, RETRY_S[1]) if again else RETRY_S[0]
-        self._metrics.swapped(refusal.reason)
         serves = self._serving.name if self._serving is not None else "nothing"
         log.warning("swap to %s refused, %s serves: %s", _short(target.digest), serves, refusal.text)
+        self._metrics.swapped(refusal.reason)
 
     def _told(self, error: Exception) -> Refusal:
         """What there is to say about it; the log has the rest of what nobody expected."""

@@ -261,3 +261,17 @@ def test_memory_goes_back_to_the_system_once_an_engine_is_closed(tmp_path, mode,
         rig.point("e")
         wait_until(lambda: len(seen) > count and rig.serves("c"))
         wait_until(lambda: seen[-1].count(False) == 1)
+
+
+def test_what_is_counted_was_said_before(tmp_path, caplog):
+    caplog.set_level("INFO", "backend.swapper")
+    counted = []
+    with DoubleRig(tmp_path) as rig:
+        rig.process.metrics.swapped = lambda reason: counted.append((reason, caplog.records[-1].message))
+        for number, letter in enumerate("ce", start=1):
+            rig.point(letter)
+            wait_until(lambda: len(counted) == number)  # noqa: B023  (called at once)
+    assert counted[0][0] == "ok"
+    assert counted[0][1].startswith("swap: release 1 (aaaaaaaaaaaaaaaa) → 1 (cccccccccccccccc)")
+    assert counted[1][0] == "digest"
+    assert counted[1][1].startswith("swap to eeeeeeeeeeeeeeee refused, cccccccccccccccc serves: digest: ")
