@@ -15,7 +15,10 @@ from typing import Any
 from engines.errors import DeviceError, DeviceMemoryError
 
 LIBRARY = "libcuda.so.1"
-GPU_EXTRAS = "`pip install 'tensorcache[gpu-cu13]'` (or [gpu-cu12] for a driver of CUDA 12)"
+GPU_EXTRAS = (
+    "install the extra gpu-cu13 (gpu-cu12 for a driver of CUDA 12): `make setup EXTRA=gpu-cu13`, or beside a "
+    "deployed backend `tensorcache install --python-deps --extra gpu-cu13`"
+)
 
 _SUCCESS, _OUT_OF_MEMORY, _NO_DEVICE = 0, 2, 100
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76

@@ -62,8 +62,10 @@ def test_without_a_driver_it_says_what_to_install() -> None:
     assert "\n" not in text
     assert "libcuda.so.1: cannot open shared object file" in text
     assert "install the driver" in text
-    assert "tensorcache[gpu-cu13]" in text
-    assert "[gpu-cu12]" in text
+    assert "`make setup EXTRA=gpu-cu13`" in text
+    assert "`tensorcache install --python-deps --extra gpu-cu13`" in text
+    assert "(gpu-cu12 for a driver of CUDA 12)" in text
+    assert "pip install" not in text, "the name is not ours on a package index"
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_a_plan_without_a_driver_says_what_to_install(
     release = load_release_dir(write_release(runtime="tensorrt", tensorrt=info), trust=keys.trust)
     with pytest.raises(DeviceError, match="install the driver on this machine") as caught:
         open_engine(release, EngineOptions())
-    assert "tensorcache[gpu-cu13]" in str(caught.value)
+    assert "install the extra gpu-cu13" in str(caught.value)
 
 
 def test_too_little_memory_is_refused_before_the_runtime_starts(

@@ -134,4 +134,4 @@ def test_without_the_bindings_steps_run_by_themselves(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
     assert graph_recorder(wanted=True) is None
-    assert "tensorcache[gpu-cu13]" in caplog.text
+    assert "install the extra gpu-cu13" in caplog.text

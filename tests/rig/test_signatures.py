@@ -66,7 +66,7 @@ USES, ATTRIBUTES = uses(), list(attributes())
 
 
 def test_the_rig_has_the_versions_of_a_gpu_node() -> None:
-    """What is compared and run here is what `tensorcache[gpu-cu13]` installs."""
+    """What is compared and run here is what the extra gpu-cu13 installs."""
     extras = tomllib.loads((ENGINES.parent / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

@@ -27,7 +27,7 @@ def test_a_plan_without_a_driver_is_refused_before_anything_is_read(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "expected NVIDIA's driver library libcuda-of-no-machine.so, found none" in said
-    assert "pip install 'tensorcache[gpu-cu13]'" in said
+    assert "`make setup EXTRA=gpu-cu13`" in said
     assert list(tmp_path.iterdir()) == []
 
 
