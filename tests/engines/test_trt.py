@@ -66,7 +66,9 @@ def test_the_logger_is_one_that_the_real_library_takes(monkeypatch: pytest.Monke
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trt, "require_driver", lambda: None)
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(DeviceError, match=r"TensorRT: expected its Python package.*install the extra gpu-cu13"):
+    with pytest.raises(
+        DeviceError, match=r"TensorRT: expected its Python package.*install the extra gpu-cu13"
+    ):
         load_tensorrt()
 
 
