@@ -14,8 +14,8 @@ ends a request. While requests wait their own deadlines count.
 Invariants
 - One swap at a time. Whatever fails in it leaves the old release serving, or brings it back, and nothing of
   the new one in memory.
-- A release that was refused is not tried again until `current`, its folder or its signature changes. Only
-  when nothing serves any more, or a drain was put off, is it tried again by the clock.
+- A release that was refused is not tried again until it is deployed again, or its folder or its signature
+  changes. Only when nothing serves any more, or a drain was put off, is it tried again by the clock.
 
 Threads: everything here runs on the swapper's own thread, but `start` and `stop`.
 """

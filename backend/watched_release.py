@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 from engines import ReleaseError, current_digest
 
+_CURRENT = "current"
 _SIGNED = "model.sig"
 
 
 class Target(NamedTuple):
-    """What `current` names. `stamp` changes when the release's folder or its signature does.
+    """What `current` names. `stamp` changes when the release's folder or its signature does, and when it is
+    deployed again.
 
     Without a readable `current` the digest is empty, and `problem` says why.
     """
@@ -32,7 +34,7 @@ def look(version_dir: Path) -> Target:
     except ReleaseError as error:
         return Target("", problem=str(error))
     folder = release_dir(version_dir, digest)
-    return Target(digest, (*_stamp(folder), *_stamp(folder / _SIGNED)))
+    return Target(digest, (*_stamp(version_dir / _CURRENT), *_stamp(folder), *_stamp(folder / _SIGNED)))
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

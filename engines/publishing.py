@@ -11,7 +11,7 @@ Invariants
 - Whatever was current is in `history`, on disk, before `current` names another.
 - What is written is the verified bytes from memory, not a second read of the source folder.
 - Publishing the same release again changes nothing, except that a damaged copy of it is replaced by a sound
-  one.
+  one, and that `current` is a new file with the same line: a server that refused it tries it once more.
 """
 
 import os
@@ -114,10 +114,9 @@ def _verify_and_switch(
 ) -> Switch:
     number = load_release(version_dir, digest, model=model, trust=trust).manifest.release
     before = current_or_none(version_dir)
-    if before != digest:
-        if before is not None:
-            append_history(version_dir, Served(before, clock()))
-        _write_current(version_dir, digest)
+    if before is not None and before != digest:
+        append_history(version_dir, Served(before, clock()))
+    _write_current(version_dir, digest)
     return Switch(digest, number, before)
 
 

@@ -103,7 +103,7 @@ class ReleaseFolder:
             for entry in entries:
                 if not entry.is_file(follow_symlinks=False):
                     found = f"{_kind(entry.stat(follow_symlinks=False).st_mode)} {shown(entry.name)}"
-                    raise ReleaseError("folder", expected="regular files only", found=found)
+                    raise ReleaseError("folder", expected=f"regular files only in {self.path}", found=found)
                 if not NAME.fullmatch(entry.name):
                     found = f"a file named {shown(entry.name)} (remove it)"
                     raise ReleaseError(

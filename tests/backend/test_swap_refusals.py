@@ -134,6 +134,24 @@ def test_a_refused_release_is_not_tried_again_until_it_changes(shelf, monkeypatc
         assert rig.ask(PROMPT, max_tokens=2).release == shelf.digests["b"][:16]
 
 
+def test_a_refused_release_that_is_deployed_again_is_tried_again(shelf, monkeypatch):
+    """What was in its way, such as too little memory, may be no fault of its own."""
+    real, left = engines.opening.require_memory, [MemoryError]
+
+    def once(*arguments, **options):
+        if left:
+            raise left.pop()("made to fail")
+        return real(*arguments, **options)
+
+    with SwapRig(shelf, cache="off") as rig:
+        monkeypatch.setattr(engines.opening, "require_memory", once)
+        shelf.point("b")
+        wait_until(lambda: rig.swaps("memory") == 1)
+        assert rig.service.release == shelf.digests["a"]
+        rig.swap("b")
+        assert rig.swaps("memory") == 1
+
+
 def test_when_the_old_one_cannot_come_back_everybody_is_told_until_one_loads(shelf, monkeypatch):
     monkeypatch.setattr("backend.swapper.RETRY_S", (0.05, 0.1))
     with SwapRig(shelf, swap="drain") as rig:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.errors import ReleaseError
+from engines.history import previous_release, read_history
 from engines.loading import current_digest, load_release
 from engines.publishing import publish_release
 from engines.signing import sign_release
@@ -48,6 +49,21 @@ def test_publishing_again_changes_nothing(version: Path, write_release: WriteRel
     before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in target.iterdir()}
     assert publish_release(folder, version, model="tiny", trust=keys.trust).digest == digest
     assert {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in target.iterdir()} == before
+
+
+def test_publishing_again_makes_whoever_watches_current_look_again(
+    version: Path, write_release: WriteRelease, keys: Keys
+) -> None:
+    """A server that refused the release, for want of memory say, tries it once more."""
+    folder = write_release()
+    publish_release(folder, version, model="tiny", trust=keys.trust)
+    line, before = (version / "current").read_bytes(), (version / "current").stat()
+    done = publish_release(folder, version, model="tiny", trust=keys.trust)
+    after = (version / "current").stat()
+    assert (version / "current").read_bytes() == line
+    assert not done.changed
+    assert (after.st_ino, after.st_mtime_ns) != (before.st_ino, before.st_mtime_ns)
+    assert previous_release(read_history(version), done.digest) is None
 
 
 def test_a_second_release_takes_over_and_the_first_stays_for_a_roll_back(
