@@ -3,7 +3,6 @@
 import os
 import shutil
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,20 +15,13 @@ from cachemgr import CacheSecrets, CacheSettings
 from engines import TrustSettings, generate_signing_key, sign_release
 from engines.build import BuildOptions, build_release
 from engines.loading import load_release_dir
-from tests.backend.service_rig import WAIT_S, Caller
+from tests.backend.service_rig import Caller
 from tests.backend.test_metrics import Recorded
 from tests.engines.random_decoder import random_decoder
+from tests.waiting import wait_until
 
 SLOW_S = 0.05
 SMALL = BuildOptions(precision="int8", lanes=4, max_seq_len=250, block_tokens=16, max_prefill_tokens=128)
-
-
-def wait_until(condition, *, limit_s: float = WAIT_S) -> None:
-    """Poll what has no event."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.005)
 
 
 class Shelf:

@@ -1,8 +1,6 @@
 """A running service looks at the folder of what it serves, and follows a swap to another release."""
 
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,16 +9,7 @@ import pytest
 from engines import publish_release, sign_release
 from engines.manifest import encode_manifest, parse_manifest
 from tests.backend.test_composition import deployed, open_small  # noqa: F401  (a fixture)
-
-
-def becomes(condition: Callable[[], bool], *, limit_s: float = 20.0) -> bool:
-    """Poll what only another thread changes."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -41,9 +30,9 @@ def test_an_altered_folder_makes_the_model_unready_until_it_is_as_it_was(own):
     try:
         assert service.ready
         (folder(version) / "extra").touch()
-        assert becomes(lambda: not service.ready)
+        wait_until(lambda: not service.ready)
         (folder(version) / "extra").unlink()
-        assert becomes(lambda: service.ready)
+        wait_until(lambda: service.ready)
     finally:
         service.close()
 
@@ -59,11 +48,11 @@ def test_after_a_swap_the_new_folder_is_looked_at(own, small_release, tmp_path):
         (tmp_path / "next" / "engine.json").write_bytes(encode_manifest(changed))
         sign_release(tmp_path / "next", node.trust.keys[0].with_name("release.key"))
         now = publish_release(tmp_path / "next", version, model="small", trust=node.trust).digest
-        assert becomes(lambda: service.release == now)
+        wait_until(lambda: service.release == now)
         shutil.rmtree(old)
         (folder(version) / "extra").touch()
-        assert becomes(lambda: not service.ready)
+        wait_until(lambda: not service.ready)
         (folder(version) / "extra").unlink()
-        assert becomes(lambda: service.ready)  # the old folder is nobody's concern any more
+        wait_until(lambda: service.ready)  # the old folder is nobody's concern any more
     finally:
         service.close()

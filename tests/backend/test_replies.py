@@ -5,6 +5,7 @@ from backend.errors import Overloaded
 from backend.generation import Delta, FinishReason, Usage
 from backend.replies import Replies, merge
 from tests.backend.service_rig import Caller
+from tests.waiting import wait_until
 
 WAIT_S = 20.0
 END = {"finish": FinishReason.STOP, "usage": Usage(1, 2, 0, 0.1)}
@@ -72,9 +73,7 @@ def test_a_caller_that_went_away_is_cancelled_once():
     caller = Caller(gone=True)
     stream = replies.open(caller)
     replies.watch(stream, 7)
-    deadline = time.monotonic() + WAIT_S
-    while not cancelled and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
+    wait_until(lambda: cancelled)
     for _ in range(3):
         replies.deliver([(stream, Delta(text="x"))])
     replies.deliver([(stream, Delta(finish=FinishReason.CANCELLED))])

@@ -10,6 +10,7 @@ from backend.sampling import NumpySampler
 from backend.step_loop import IDLE_BEAT_S, StepLoop
 from engines import DeviceLostError, Logits
 from tests.backend.doubles import VOCAB, Collected, FakeEngine, Rig, expected_text_ids, generation
+from tests.waiting import wait_until
 
 WAIT_S = 20.0
 
@@ -93,10 +94,7 @@ def test_idle_loop_sleeps_and_beats(rig, loop):
     ask(loop, [3, 4])[1].wait()
     before = len(turns)
     beat = loop.heartbeat
-    deadline = time.monotonic() + 3 * IDLE_BEAT_S + WAIT_S
-    while loop.heartbeat == beat and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
-    assert loop.heartbeat > beat, "no beat while idle"
+    wait_until(lambda: loop.heartbeat > beat)
     assert len(turns) - before <= 4, "an idle loop spins"
 
 
@@ -117,9 +115,7 @@ def test_a_broken_invariant_is_told_once_when_idle_and_the_loop_goes_on(rig, loo
     assert ask(loop, [3, 4, 5], max_tokens=5)[1].wait().ids == expected_text_ids([3, 4, 5], 5)
     assert told.wait(IDLE_BEAT_S + WAIT_S)
     beat = loop.heartbeat
-    deadline = time.monotonic() + 2 * IDLE_BEAT_S + WAIT_S
-    while loop.heartbeat == beat and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
+    wait_until(lambda: loop.heartbeat > beat)
     assert (loop.integrity_failures, len(checks)) == (1, 1)
     assert "the idle scheduler broke an invariant" in caplog.text
     assert ask(loop, [3, 4], max_tokens=2)[1].wait().ids == expected_text_ids([3, 4], 2)
@@ -173,10 +169,7 @@ def test_a_bug_in_the_loop_fails_open_requests_and_closes_the_door(rig, loop, ca
     for sink in (running, queued):
         assert isinstance(sink.wait().last.error, EngineFailed)
         assert "ZeroDivisionError" in str(sink.last.error)
-    deadline = time.monotonic() + WAIT_S
-    while loop.ready and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
-    assert not loop.ready
+    wait_until(lambda: not loop.ready)
     with pytest.raises(EngineFailed, match="ZeroDivisionError"):
         ask(loop, [3, 4])
     assert "step loop failed" in caplog.text

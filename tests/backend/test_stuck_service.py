@@ -7,6 +7,7 @@ import pytest
 from backend.errors import BackendStuck
 from backend.generation import FinishReason
 from tests.backend.service_rig import WAIT_S, Caller, KeptEngine, ServiceRig, host_cache, text_model
+from tests.waiting import wait_until
 
 LIMIT_S = 2.0
 PROMPT = [5, 6, 7, 8, 9]
@@ -66,11 +67,7 @@ def test_callers_of_a_hanging_engine_are_told_and_it_serves_again_when_it_comes_
         "the backend is stuck: step-loop hangs (limit 2 s), silent for "
     )
     hanging.let_go()
-    beat = threading.Event()
-    for _ in range(int(WAIT_S / 0.02)):
-        if rig.service.ready:
-            break
-        beat.wait(0.02)
+    wait_until(lambda: rig.service.ready)
     again = rig.ask(PROMPT, max_tokens=8, ignore_eos=True)
     assert (again.ids, again.last.finish) == (before.ids, FinishReason.LENGTH)
     assert [caller.finals for caller in callers] == [1, 1]
@@ -101,11 +98,7 @@ def test_refusals_do_not_need_the_replies_thread(rig):
 
     blocking = rig.start(PROMPT, max_tokens=2, caller=Blocking())
     assert stuck.wait(WAIT_S)
-    beat = threading.Event()
-    for _ in range(int(WAIT_S / 0.02)):
-        if not rig.service.ready:
-            break
-        beat.wait(0.02)
+    wait_until(lambda: not rig.service.ready)
     refused = rig.start(PROMPT, max_tokens=2)
     let_go.set()
     assert refused.finals == 1

@@ -15,6 +15,7 @@ from cachemgr import BlockHash, HostCache
 from cachemgr.shard import slot_nbytes
 from tests.cachemgr.host import Host, chain, fill, payload_of, read
 from tests.cachemgr.writer_process import BIG_FORMAT, CHAINS, LENGTH, ROOM, WriterProcess
+from tests.waiting import wait_until
 
 BOUND = ROOM * slot_nbytes(BIG_FORMAT.payload_nbytes)
 
@@ -48,14 +49,6 @@ def restored(cache: HostCache, seed: int) -> int:
     usable = cache.restore(lease, first=0, sink=sink)
     lease.release()
     return usable
-
-
-def wait_for(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    """Poll what another process does; there is no event to wait for."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.002)
 
 
 def test_a_writer_killed_at_any_moment_leaves_only_whole_blocks(
@@ -124,8 +117,8 @@ def test_a_process_without_an_arena_takes_over_the_one_of_a_process_that_dies(
     assert new.counters()["cache_foreign_blocks"] > 0
     os.kill(old, signal.SIGKILL)
     writers.wait()
-    wait_for(lambda: new.counters()["cache_reattached_blocks_total"] > 0)
-    wait_for(lambda: new.counters()["cache_foreign_arenas"] == 0)
+    wait_until(lambda: new.counters()["cache_reattached_blocks_total"] > 0)
+    wait_until(lambda: new.counters()["cache_foreign_arenas"] == 0)
     assert sum(restored(new, seed) for seed in range(CHAINS)) >= LENGTH
     new.check_integrity()
     assert len(host.arenas()) == 1

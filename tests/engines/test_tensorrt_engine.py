@@ -5,7 +5,6 @@ What it shares with every engine is in test_behaviour.py.
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from tests.engines.conftest import Keys, Resign
 from tests.gpu.on_host import OnHost
 from tests.rig.plugin import Rig
 from tests.rig.releases import open_on_rig, rig_release
+from tests.waiting import wait_until
 
 LONG = 600  # windows of 256, 512 and 608 positions
 DEADLINE_S = 30.0
@@ -297,14 +297,6 @@ def test_page_locked_blocks_are_copied_without_a_detour(rig: Rig, engine: Engine
     locker.unlock(arena)
     assert rig.gpu.held.registered_bytes == 0
     locker.close()
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    """For what a thread does in the background and tells nobody."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 def test_close_gives_everything_back_twice(rig: Rig, release: Path) -> None:

@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from scripts.server_process import ServerProcess, children
+from tests.waiting import LIMIT_S, wait_until
 
 
 def start(script: str, tmp_path: Path) -> ServerProcess:
@@ -16,22 +16,17 @@ def start(script: str, tmp_path: Path) -> ServerProcess:
     )
 
 
-def gone(pid: int, *, limit_s: float = 5.0) -> bool:
+def gone(pid: int) -> bool:
     """Ended; a zombie that nobody reaped yet has ended too."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.01)
-    return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_end_and_exit_code(tmp_path: Path) -> None:
     server = start("exit 7", tmp_path)
-    assert server.wait(5)
+    assert server.wait(LIMIT_S)
     assert server.exit_code() == 7
 
 
@@ -40,43 +35,41 @@ def test_waiting_has_a_limit_and_sigterm_ends_it(tmp_path: Path) -> None:
     assert not server.wait(0.05)
     assert server.exit_code() is None
     server.ask_to_stop()
-    assert server.wait(5)
+    assert server.wait(LIMIT_S)
     assert server.exit_code() == -signal.SIGTERM
 
 
 def test_kill_reaches_what_it_started(tmp_path: Path) -> None:
     server = start("sleep 60 & wait", tmp_path)
-    deadline = time.monotonic() + 5
-    while not (started := children(server.pid)):
-        assert time.monotonic() < deadline
+    wait_until(lambda: children(server.pid))
+    (started,) = children(server.pid)
     server.kill()
-    assert gone(started[0])
+    wait_until(lambda: gone(started))
     server.kill()  # again: nothing happens
 
 
 def test_kill_reaches_what_outlived_the_server(tmp_path: Path) -> None:
     server = start("sleep 60 & echo $!; exec sleep 60", tmp_path)
-    deadline = time.monotonic() + 5
-    while not (orphan := (tmp_path / "log").read_text().strip()):
-        assert time.monotonic() < deadline
+    wait_until((tmp_path / "log").read_text)
+    orphan = int((tmp_path / "log").read_text())
     os.kill(server.pid, signal.SIGKILL)
-    assert server.wait(5)
+    assert server.wait(LIMIT_S)
     assert Path(f"/proc/{orphan}").exists()
     server.kill()
-    assert gone(int(orphan))
+    wait_until(lambda: gone(orphan))
 
 
 def test_log_tail_keeps_reasons_and_drops_routine(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("E1129 from an earlier server\n")
     routine = "I1129 fine\\n| table |\\nW1129 no GPU\\nE1129 x CudaDriverHelper has not been initialized\\n"
     server = start(f"printf '{routine}terminate called\\nE1129 the reason\\n'", tmp_path)
-    assert server.wait(5)
+    assert server.wait(LIMIT_S)
     assert server.log_tail() == "terminate called\nE1129 the reason"
 
 
 def test_log_tail_of_a_log_without_reasons_is_its_end(tmp_path: Path) -> None:
     server = start("printf 'I1129 one\\nI1129 two\\n'", tmp_path)
-    assert server.wait(5)
+    assert server.wait(LIMIT_S)
     assert server.log_tail() == "I1129 one\nI1129 two"
 
 
@@ -88,4 +81,4 @@ def test_it_ends_when_its_supervisor_dies(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == -signal.SIGKILL
-    assert gone(int(done.stdout))
+    wait_until(lambda: gone(int(done.stdout)))
