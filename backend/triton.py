@@ -10,6 +10,7 @@ Threads: Triton calls `initialize`, `execute` and `finalize` on one thread (T1);
 replies thread (decoder) or a facade thread.
 """
 
+import io
 import json
 import logging
 import os
@@ -301,7 +302,13 @@ def _text(value: str) -> npt.NDArray[Any]:
 
 
 def _log_to_stderr() -> None:
-    """The stub shares the server's stderr; without a handler Python would drop what is below WARNING."""
+    """The stub shares the server's stderr; without a handler Python would drop what is below WARNING.
+
+    Triton starts the stub without a locale, and Python takes that for ASCII: a path or an arrow would be
+    written as escapes.
+    """
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     if not logging.getLogger().handlers:
         logging.basicConfig(
             stream=sys.stderr,

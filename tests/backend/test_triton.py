@@ -32,6 +32,18 @@ def values(tensors):
     return {tensor.name(): tensor.array.tolist() for tensor in tensors}
 
 
+def test_log_lines_have_their_letters_whatever_the_locale():
+    program = (
+        "import logging, backend.triton as triton; triton._log_to_stderr(); logging.warning('hömé → \\udcff')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", program],
+        env={"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0"}, cwd=ROOT, capture_output=True, timeout=30,
+        check=True,
+    )  # fmt: skip
+    assert "hömé → \\udcff" in ran.stderr.decode()
+
+
 LAST = Delta(" end", [5], [-0.5], FinishReason.STOP, Usage(7, 3, 2, 0.1))
 
 
