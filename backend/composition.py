@@ -19,6 +19,7 @@ from typing import TypeVar
 from backend.access import Authoriser
 from backend.admission import Admission
 from backend.first_release import open_first
+from backend.gpu_memory import GpuMemory
 from backend.ledger import Ledger
 from backend.metrics import Instruments, Reading, RequestMetrics
 from backend.no_cache import NoCache
@@ -149,6 +150,8 @@ class ReleaseOpener:
         self._process = process
         self._text: tuple[object, TextModel] | None = None
         """That of the release opened last, and what it was made of."""
+        ask = partial(device_memory_use, process.settings.device)
+        self._gpu_memory = GpuMemory(ask, clock=process.clock)
 
     def current(self, *, beside: OpenRelease | None, run: Runner) -> OpenRelease:
         """The release that `current` names. `beside` serves meanwhile; lanes and cache go on if they can."""
@@ -187,7 +190,7 @@ class ReleaseOpener:
         self._text = _text_facts(manifest), text
         opened.facts = facts
         if manifest.runtime == GPU_RUNTIME:
-            self._process.ledger.open(self, partial(_gpu_readings, options.device))
+            self._process.ledger.open(self, self._gpu_memory.readings)
         return opened
 
     def _text_of(self, release: VerifiedRelease) -> TextModel:
@@ -202,15 +205,6 @@ class ReleaseOpener:
             bos_token_id=manifest.bos_token_id,
             add_bos=manifest.add_bos,
         )
-
-
-def _gpu_readings(device: int) -> list[Reading]:
-    """How full the GPU is, whoever fills it."""
-    memory = device_memory_use(device)
-    return [
-        Reading("gpu_memory_used_bytes", float(memory.used)),
-        Reading("gpu_memory_bytes", float(memory.total)),
-    ]
 
 
 def _text_facts(manifest: EngineManifest) -> tuple[object, ...]:
