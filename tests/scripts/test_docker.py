@@ -19,10 +19,11 @@ def arguments(instruction: str) -> list[str]:
 
 def test_its_extra_and_its_pycuda_are_those_of_pyproject() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (extra,) = (text.removeprefix("EXTRA=") for text in arguments("ARG"))
+    defaults = dict(text.split("=") for text in arguments("ARG"))
+    extra = defaults["EXTRA"]
     pycuda = next(text for text in extras[extra] if text.startswith("pycuda=="))
     assert any(text.endswith(f" {pycuda}") for text in arguments("RUN"))
-    cuda, server = arguments("FROM")
+    cuda, server = (re.sub(r"\$\{(\w+)\}", lambda m: defaults[m[1]], text) for text in arguments("FROM"))
     assert f"cuda:{extra.removeprefix('gpu-cu')}." in cuda, "the toolkit of the packages' CUDA"
     assert server.endswith("-py3")
 
