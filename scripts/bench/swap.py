@@ -40,7 +40,7 @@ def swap_tpot(subject: Subject) -> Iterator[Reading]:
         streams.run(lambda: streams.answers >= 2 * _STREAMS)  # warm
         streams.forget()
         for turn in range(_SWAPS):
-            streams.run(_after(_QUIET_S))
+            streams.run(_after(_QUIET_S, streams, since=time.perf_counter()))
             began = time.perf_counter()
             _point(version_dir, digests[(turn + 1) % 2])
             streams.run(partial(_serves, service, digests[(turn + 1) % 2]))
@@ -56,9 +56,9 @@ def swap_tpot(subject: Subject) -> Iterator[Reading]:
     yield Reading("backend.swap_tpot_p99", swapped / normal, detail)
 
 
-def _after(seconds: float) -> Callable[[], bool]:
-    until = time.perf_counter() + seconds
-    return lambda: time.perf_counter() >= until
+def _after(seconds: float, streams: "_Streams", *, since: float) -> Callable[[], bool]:
+    """So long, and until every stream had an answer that no swap fell into."""
+    return lambda: time.perf_counter() >= since + seconds and streams.begun_after(since) >= _STREAMS
 
 
 def _serves(service: DecoderService, digest: str) -> bool:
@@ -92,6 +92,10 @@ class _Streams:
     def forget(self) -> None:
         """Count from here."""
         self.ended.clear()
+
+    def begun_after(self, moment: float) -> int:
+        """Answers that came, from the first token to the last, after `moment`."""
+        return sum(heard.arrivals[0] > moment for heard in self.ended)
 
     def finish(self) -> None:
         """Wait for what runs."""

@@ -33,9 +33,8 @@ def values(tensors):
 
 
 def test_log_lines_have_their_letters_whatever_the_locale():
-    program = (
-        "import logging, backend.triton as triton; triton._log_to_stderr(); logging.warning('hömé → \\udcff')"
-    )
+    written = ascii("hömé → \udcff")
+    program = f"import logging, backend.triton as triton; triton._log_to_stderr(); logging.warning({written})"
     ran = subprocess.run(
         [sys.executable, "-X", "utf8=0", "-c", program],
         env={"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0"}, cwd=ROOT, capture_output=True, timeout=30,
