@@ -8,7 +8,7 @@ that ended is started again.
 
 Triton never ends the open streams of a process that is gone, not even when its model is unloaded: their
 clients wait until their own limit. Only the end of the server hangs up on them. So a server whose one decoder
-is gone is started again as a whole, which takes no longer; with several decoders the others matter more.
+is gone is started again as a whole, a matter of seconds; with several decoders the others matter more.
 
 Invariants
 - A busy model is not a dead one: see liveness.

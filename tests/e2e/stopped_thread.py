@@ -7,6 +7,7 @@ lock, or one of the allocator, would stop the others with it: then it is let go 
 import contextlib
 import ctypes
 import os
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,23 +43,44 @@ def thread_of(pid: int, name: str) -> int:
 def stopped_thread(pid: int, name: str, *, moving: str) -> Iterator[None]:
     """Inside, the thread `name` stands still while `moving` runs on. Skips where tracing is not permitted."""
     tid, other = thread_of(pid, name), thread_of(pid, moving)
+    for _ in range(_TRIES):
+        _catch(tid)
+        if _moves(pid, other):
+            break
+        _let_go(tid)
+        time.sleep(random.uniform(0.001, 0.03))  # to be elsewhere in its work
+    else:
+        raise AssertionError(f"{name} was caught {_TRIES} times with a lock that {moving} needs")
+    try:
+        yield
+    finally:
+        _let_go(tid)
+
+
+@contextlib.contextmanager
+def stopped_python(pid: int, *names: str) -> Iterator[None]:
+    """Inside, the threads `names` and the main thread stand still, as if one of them kept Python's own lock.
+
+    Threads of the server's own code in that process run on.
+    """
+    caught: list[int] = []
+    try:
+        for tid in (pid, *(thread_of(pid, name) for name in names)):
+            _catch(tid)
+            caught.append(tid)
+        yield
+    finally:
+        for tid in reversed(caught):  # of a killed process, the main thread is the last to be gone
+            _let_go(tid)
+
+
+def _catch(tid: int) -> None:
     try:
         _ptrace(_SEIZE, tid)
     except PermissionError as error:
         pytest.skip(f"ptrace is not permitted here: {error}")
-    try:
-        for _ in range(_TRIES):
-            _ptrace(_INTERRUPT, tid)
-            os.waitpid(tid, _ALL_THREADS)
-            if _moves(pid, other):
-                break
-            _let_go(tid)
-            _ptrace(_SEIZE, tid)
-        else:
-            raise AssertionError(f"{name} was caught {_TRIES} times with a lock that {moving} needs")
-        yield
-    finally:
-        _let_go(tid)
+    _ptrace(_INTERRUPT, tid)
+    os.waitpid(tid, _ALL_THREADS)
 
 
 def _moves(pid: int, tid: int) -> bool:
@@ -80,7 +102,7 @@ def _switches(pid: int, tid: int) -> int:
 
 
 def _let_go(tid: int) -> None:
-    """Continue it; one whose process was killed is only taken note of."""
+    """Continue one that was caught; if its process was killed meanwhile, take note of its end."""
     try:
         _ptrace(_DETACH, tid)
     except ProcessLookupError:

@@ -18,7 +18,7 @@ from scripts.cli import main
 from scripts.errors import TritonError
 from tests.e2e.asking import events, generate, stream, text_of
 from tests.e2e.conftest import FACADE, MODEL, Triton, wait_until
-from tests.e2e.stopped_thread import stopped_thread
+from tests.e2e.stopped_thread import stopped_python, stopped_thread
 
 ENDLESS: dict[str, object] = {"text_input": "Once upon a time", "max_tokens": 1900, "ignore_eos": True}
 STUCK = "the backend is stuck: step-loop hangs (limit 4 s)"
@@ -121,6 +121,18 @@ def test_a_loop_that_hangs_is_replaced_by_the_supervisor(triton: Triton) -> None
         triton.command.wait_for(STUCK, limit_s=20)
         triton.command.wait_for("Triton is serving again", limit_s=60)
     assert decoder_pid(triton) != pid
+    assert text_of(triton, text_input="Hi", max_tokens=2)
+
+
+@pytest.mark.timeout(120)
+def test_clients_of_an_engine_call_that_keeps_pythons_own_lock_are_hung_up_on(triton: Triton) -> None:
+    pid = decoder_pid(triton)
+    with open_answers(triton) as clients, stopped_python(pid, "step-loop", "replies", "watchdog"):
+        triton.command.wait_for("no token within 2 s; hung up on its clients", limit_s=60)
+        for end in ends(clients, limit_s=5):
+            assert "finish_reason" not in end
+            assert "ended:" not in end
+        triton.command.wait_for("Triton is serving again", limit_s=60)
     assert text_of(triton, text_input="Hi", max_tokens=2)
 
 
