@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.backend.test_metrics import Recorded
 from tests.engines.random_decoder import random_decoder
 from tests.waiting import wait_until
 
-SLOW_S = 0.05
+SLOW_S, LOOK_S = 0.5, 0.005
 SMALL = BuildOptions(precision="int8", lanes=4, max_seq_len=250, block_tokens=16, max_prefill_tokens=128)
 
 
@@ -114,13 +115,20 @@ class SwapRig:
         return self.start(prompt, **options).wait()
 
     def slow_down(self) -> threading.Event:
-        """Let the engine that serves now take its time over a decode, until the event is set."""
+        """Let the engine that serves now decode only where somebody waits for a turn, until told.
+
+        However slow the machine, a swap takes a number of steps that is known. The limit is for those
+        who wait for another stepper's step.
+        """
         hurry = threading.Event()
-        engine = self.service._loop.serving._engine
+        loop = self.service._loop
+        engine = loop.serving._engine
         decode = engine.decode
 
         def slow(*arguments):
-            hurry.wait(SLOW_S)
+            limit = time.monotonic() + SLOW_S
+            while loop._inbox.empty() and time.monotonic() < limit and not hurry.wait(LOOK_S):
+                pass
             return decode(*arguments)
 
         engine.decode = slow
