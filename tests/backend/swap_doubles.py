@@ -13,8 +13,9 @@ from backend.settings import ModelSettings
 from backend.swapper import Swapper, SwapSettings
 from engines import ReleaseError, current_digest, shares_kv
 from tests.backend.doubles import EOS, DictCache, FakeEngine, NumberText
-from tests.backend.swap_rig import SwapCaller, wait_until
+from tests.backend.swap_rig import SwapCaller
 from tests.backend.test_metrics import Recorded
+from tests.waiting import wait_until
 
 WAIT_S = 20.0
 

@@ -4,7 +4,8 @@ import pytest
 
 from engines import ReleaseError
 from engines.history import HISTORY, Served, append_history
-from tests.backend.swap_rig import Shelf, SwapRig, wait_until
+from tests.backend.swap_rig import Shelf, SwapRig
+from tests.waiting import wait_until
 
 PROMPT = list(range(5, 75))
 

@@ -3,7 +3,8 @@
 import pytest
 
 from backend.generation import FinishReason
-from tests.backend.swap_rig import Shelf, SwapRig, wait_until
+from tests.backend.swap_rig import Shelf, SwapRig
+from tests.waiting import wait_until
 
 PROMPT = list(range(5, 75))
 OTHER = list(range(100, 160))

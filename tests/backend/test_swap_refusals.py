@@ -16,7 +16,8 @@ from engines import StepError, sign_release
 from engines.loading import load_release_dir
 from engines.manifest import MANIFEST, encode_manifest, parse_manifest
 from engines.ort import OrtEngine
-from tests.backend.swap_rig import Shelf, SwapRig, wait_until
+from tests.backend.swap_rig import Shelf, SwapRig
+from tests.waiting import wait_until
 
 PROMPT = list(range(5, 75))
 MODES = ["side_by_side", "drain"]

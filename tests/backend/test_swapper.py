@@ -10,7 +10,7 @@ from backend.errors import Overloaded
 from backend.generation import FinishReason
 from tests.backend.doubles import expected_text_ids
 from tests.backend.swap_doubles import WAIT_S, DoubleRig, gate
-from tests.backend.swap_rig import wait_until
+from tests.waiting import wait_until
 
 
 def held(rig):

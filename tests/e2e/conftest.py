@@ -147,15 +147,6 @@ class Triton:
         )
 
 
-def wait_until(condition: object, *, limit_s: float = 20.0) -> None:
-    """Poll what only a remote page tells; fails after the limit."""
-    assert callable(condition)
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.02)
-
-
 def parameter(name: str, value: object) -> str:
     return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
 

@@ -13,7 +13,8 @@ import tritonclient.grpc
 
 from scripts.triton_stream import tensor
 from tests.e2e.asking import text_of
-from tests.e2e.conftest import FACADE, MODEL, Triton, wait_until
+from tests.e2e.conftest import FACADE, MODEL, Triton
+from tests.waiting import wait_until
 
 PROMPT = "The capital of France is"
 ENDLESS: dict[str, object] = {"text_input": "Once upon a time", "max_tokens": 1900, "ignore_eos": True}

@@ -12,7 +12,8 @@ import tritonclient.grpc
 from scripts.errors import TritonError
 from scripts.triton_stream import tensor
 from tests.e2e.asking import events, generate, infer_status, stream, text_of
-from tests.e2e.conftest import LANES, MODEL, QUEUE, Triton, wait_until
+from tests.e2e.conftest import LANES, MODEL, QUEUE, Triton
+from tests.waiting import wait_until
 
 ENDLESS: dict[str, object] = {
     "text_input": "Once upon a time",

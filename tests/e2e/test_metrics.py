@@ -3,7 +3,8 @@
 import re
 
 from tests.e2e.asking import generate, stream
-from tests.e2e.conftest import FACADE, LANES, MAX_SEQ_LEN, MODEL, Triton, wait_until
+from tests.e2e.conftest import FACADE, LANES, MAX_SEQ_LEN, MODEL, Triton
+from tests.waiting import wait_until
 
 NAMES = {
     "requests_total": "counter",

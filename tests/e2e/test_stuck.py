@@ -17,8 +17,9 @@ import pytest
 from scripts.cli import main
 from scripts.errors import TritonError
 from tests.e2e.asking import events, generate, stream, text_of
-from tests.e2e.conftest import FACADE, MODEL, Triton, wait_until
+from tests.e2e.conftest import FACADE, MODEL, Triton
 from tests.e2e.stopped_thread import stopped_python, stopped_thread
+from tests.waiting import wait_until
 
 ENDLESS: dict[str, object] = {"text_input": "Once upon a time", "max_tokens": 1900, "ignore_eos": True}
 STUCK = "the backend is stuck: step-loop hangs (limit 4 s)"

@@ -8,8 +8,9 @@ import pytest
 
 from scripts.cli import main
 from tests.e2e.asking import generate, stream
-from tests.e2e.conftest import FACADE, MODEL, Command, Home, Triton, command_line, make_home, wait_until
+from tests.e2e.conftest import FACADE, MODEL, Command, Home, Triton, command_line, make_home
 from tests.free_ports import free_ports
+from tests.waiting import wait_until
 
 PROMPT = " ".join(f"Verse {number} praises the morning." for number in range(60))
 

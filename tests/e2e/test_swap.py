@@ -17,8 +17,9 @@ from engines.decoder import Decoder
 from engines.loading import load_release_dir
 from scripts.streamed_answer import StreamedAnswer
 from tests.e2e.asking import stream
-from tests.e2e.conftest import Triton, add_model, parameter, wait_until
+from tests.e2e.conftest import Triton, add_model, parameter
 from tests.engines.random_decoder import random_decoder
+from tests.waiting import wait_until
 
 MODEL = "swapped"
 SMALL = BuildOptions(precision="int8", lanes=8, max_seq_len=250, block_tokens=16, max_prefill_tokens=128)

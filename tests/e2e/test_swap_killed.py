@@ -10,9 +10,10 @@ import pytest
 from engines import TrustSettings, current_digest, publish_release, roll_back
 from engines.manifest import parse_manifest
 from tests.e2e.asking import stream
-from tests.e2e.conftest import MODEL, Triton, wait_until
+from tests.e2e.conftest import MODEL, Triton
 from tests.e2e.test_deploying import resigned
 from tests.e2e.test_survival import stub_of
+from tests.waiting import wait_until
 
 DIGITS = 16
 PROMPT = {"text_input": "The sea is calm tonight. " * 20, "max_tokens": 8}

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from engines.build_options import BuildOptions
-from tests.backend.swap_rig import Shelf, SwapRig, wait_until
+from tests.backend.swap_rig import Shelf, SwapRig
 from tests.rig.plugin import Rig
+from tests.waiting import wait_until
 
 OPTIONS = BuildOptions(
     target="tensorrt", precision="float16", lanes=4, max_seq_len=250, block_tokens=16, max_prefill_tokens=128
