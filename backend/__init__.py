@@ -21,6 +21,11 @@ run (with `watched_release`, `swap_refusal`, `loop_job`, `ledger`). `facade` is 
 decoupled, `facade_service` runs it, `calls` is what it and the decoder agree on. Output `release` is the
 first 16 hex digits of the digest of the release that read the request.
 
+What they share: `generation` and `sequence` are a request on its way, `asked` one that waits for a release,
+`sampling` the choice of tokens, `no_cache` the null object of the cache, `gpu_memory` how full the GPU is,
+`settings` and `environment` what was asked for, `errors` the refusals, `io` the table of inputs and outputs,
+`strict_json` how JSON is read. `model` is what Triton imports.
+
 Threads: T1 Triton's (`execute` parses, submits and returns) · T2 the step loop · T4 replies. They meet at
 queues.
 """

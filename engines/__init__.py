@@ -12,6 +12,26 @@ A model's life, and the name in this face that starts each part of it:
     open_engine                    a warm engine that answered its golden token
     compare_release, rehash_release  whether the folder still holds what was loaded from it
 
+Its modules:
+
+    contract, lanes             the Engine protocol, its spec and its lanes;  options, errors
+    loading                     checks: signing, trust, release_folder, manifest, host_memory, plan_header
+    opening, engine_spec        the chain's end: room, an engine, warm-up, golden token
+    publishing, release_list    version_folder, history: what is current, was so, and lies there
+    recheck                     a release in service against its folder
+    ort                         the CPU engine; kv_pool, io_contract, kernel_class
+    tensorrt_engine             the GPU engine; its doors: driver, trt, cuda, cuda_graphs
+    ├ tensorrt_plan             a plan that was checked;  tensorrt_step one execution context and its inputs
+    ├ device_parts              what an engine holds;  device_pool its lanes, and block copies;  device_memory
+    ├ windows, step_graphs      few shapes, each warmed up and recorded once
+    ├ device_logits             logits that stay on the device
+    └ page_locking              pins a cache's memory
+    build                       both targets: build_options, build_files, golden, new_file
+    ├ build_onnxruntime         graph_onnxruntime, onnx_linears, quantise, smoothing, calibration
+    └ build_tensorrt            graph_tensorrt, int4, tensorrt_network, plan_builder, layer_report
+    decoder                     what loaders hand to builders: gguf, gguf_tokenizer, huggingface,
+                                huggingface_text, safetensors_files; rope, onnx_emit
+
 Security
 - A release is executable content: whoever can make this process load one runs code in it. So nothing in it is
   parsed by a runtime before a trusted key's signature, and the digest of the very bytes, were checked;

@@ -1,6 +1,7 @@
 """The law of imports: who may see which room, who alone speaks to a technology, who reads the environment."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -158,3 +159,12 @@ def test_importing_the_product_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stderr == ""
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("room", ["backend", "engines", "cachemgr"])
+def test_page_one_of_a_room_names_its_modules(room: str) -> None:
+    page = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text())) or ""
+    named = set(re.findall(r"\w+", page))
+    here = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
+    here |= {path.parent.name for path in (ROOT / room).glob("*/__init__.py")}
+    assert here - named == set()
