@@ -193,7 +193,11 @@ def _add_profile(builder: Any, config: Any, network: Any, profile: Profile) -> N
         tensor = network.get_input(index)
         declared = tuple(tensor.shape)
         steps = (profile.least, profile.typical, profile.most)
-        made.set_shape(tensor.name, *(sizes.shape_of(tensor.name, declared) for sizes in steps))
+        shapes = [sizes.shape_of(tensor.name, declared) for sizes in steps]
+        try:
+            made.set_shape(tensor.name, *shapes)
+        except RuntimeError as error:  # how TensorRT's bindings refuse it
+            raise BuildError(f"plan: TensorRT takes no shapes {shapes} for {tensor.name}: {error}") from None
     if config.add_optimization_profile(made) < 0:
         raise BuildError(f"plan: TensorRT takes no profile of {profile}")
 

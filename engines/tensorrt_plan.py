@@ -63,9 +63,12 @@ class Plan:
         if context is None:
             raise DeviceError(f"TensorRT: create_execution_context failed: {messages.after(point)}")
         context.set_device_memory(activations.address, activations.nbytes)
-        if not context.set_optimization_profile_async(profile.index, stream.handle):
+        try:
+            context.set_optimization_profile_async(profile.index, stream.handle)
+        except RuntimeError:  # the one call of a context whose bindings raise instead of answering False
             context = None  # else whoever keeps the error keeps it, and the engine
-            raise DeviceError(f"TensorRT: profile {profile.index} was refused: {messages.after(point)}")
+            reason = f"TensorRT: profile {profile.index} was refused: {messages.after(point)}"
+            raise DeviceError(reason) from None
         return context
 
     def close(self) -> None:

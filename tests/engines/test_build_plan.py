@@ -1,5 +1,6 @@
 """A TensorRT release from weights to a served engine, on a stand-in driver and a double of TensorRT."""
 
+import dataclasses
 import hashlib
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from engines import (
     generate_signing_key,
     load_release_dir,
     open_engine,
+    plan_builder,
     sign_release,
 )
 from engines.build import BuildOptions, PlanOptions, build_release
@@ -142,6 +144,21 @@ def test_a_network_that_would_answer_wrongly_is_not_built(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_profile_that_tensorrt_refuses_is_told_in_its_words(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_most_nothing = plan_builder.Sizes(rows=1, tokens=1, window=1)
+    real = plan_builder.profiles_of
+
+    def profiles_of(options: BuildOptions) -> tuple[plan_builder.Profile, ...]:
+        return tuple(dataclasses.replace(profile, most=at_most_nothing) for profile in real(options))
+
+    monkeypatch.setattr(plan_builder, "profiles_of", profiles_of)
+    with pytest.raises(BuildError, match=r"plan: TensorRT takes no shapes .* inconsistent with other shapes"):
+        build(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_plan_that_does_not_open_leaves_nothing(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +176,7 @@ def test_a_library_that_is_too_old_is_named(
     old = SimpleNamespace(ATTENTION_INPUT=1)
     monkeypatch.setattr(sys.modules["tensorrt"], "LayerType", old)
     monkeypatch.setattr(sys.modules["tensorrt"], "__version__", "10.14.1.48")
-    with pytest.raises(DeviceError, match=r"^TensorRT: expected 10\.15 or later, found 10\.14\.1\.48: `pip"):
+    with pytest.raises(DeviceError, match=r"^TensorRT: expected 10\.15 or later, found 10\.14\.1\.48: install the extra gpu-cu13 "):
         build(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

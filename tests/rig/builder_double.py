@@ -202,7 +202,11 @@ class IOptimizationProfile:
         self._shapes: dict[str, tuple[plans.Shape, plans.Shape, plans.Shape]] = {}
 
     def set_shape(self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]) -> None:
+        """The bindings of every version raise where the library answers false."""
         least, best, most = (tuple(map(int, shape)) for shape in (min, opt, max))
+        for low, high, which in ((least, best, "opt"), (best, most, "max")):
+            if len(low) != len(high) or any(a > b for a, b in zip(low, high, strict=True)):
+                raise RuntimeError(f"Shape provided for {which} is inconsistent with other shapes.")
         self._shapes[input] = (least, best, most)
 
 

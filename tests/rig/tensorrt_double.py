@@ -241,6 +241,12 @@ class IExecutionContext:
         self._memory = (memory, size)
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        """True, or RuntimeError: the bindings of every version raise where the library answers false."""
+        if not self._choose_profile(profile_index):
+            raise RuntimeError("Error in set optimization profile async.")
+        return True
+
+    def _choose_profile(self, profile_index: int) -> bool:
         engine = self._engine
         if self._refused("set_optimization_profile_async"):
             return False
