@@ -176,7 +176,8 @@ def test_a_library_that_is_too_old_is_named(
     old = SimpleNamespace(ATTENTION_INPUT=1)
     monkeypatch.setattr(sys.modules["tensorrt"], "LayerType", old)
     monkeypatch.setattr(sys.modules["tensorrt"], "__version__", "10.14.1.48")
-    with pytest.raises(DeviceError, match=r"^TensorRT: expected 10\.15 or later, found 10\.14\.1\.48: install the extra gpu-cu13 "):
+    said = r"^TensorRT: expected 10\.15 or later, found 10\.14\.1\.48: install the extra gpu-cu13 "
+    with pytest.raises(DeviceError, match=said):
         build(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
