@@ -51,7 +51,7 @@ class DeviceLogits:
                 self._stream.download(host, self._address)
                 self._stream.synchronise()
         except DeviceError as error:
-            lost = self._device.is_lost(self._stream)
-            kind = DeviceLostError if lost else StepError
-            raise kind(f"the step that wrote these logits failed: {error}") from error
+            if self._device.is_lost(self._stream):
+                raise DeviceLostError(f"GPU {self._device.info.ordinal} is lost: {error}") from error
+            raise StepError(f"the step that wrote these logits failed: {error}") from error
         return np.array(host, dtype=dtype).reshape(rows, vocab)

@@ -12,6 +12,7 @@ import pytest
 
 from engines.build_options import BuildOptions
 from tests.backend.swap_rig import Shelf, SwapRig
+from tests.engines.test_tensorrt_failures import break_device, mend_device
 from tests.rig.plugin import Rig
 from tests.waiting import wait_until
 
@@ -140,6 +141,27 @@ def refused(service: SwapRig) -> float:
     return sum(
         value for (name, labels), value in counted if name == "swaps_total" and ("reason", "ok") not in labels
     )
+
+
+def test_a_gpu_that_is_lost_ends_streams_and_readiness(rig: Rig, shelf: Shelf, tmp_path: Path) -> None:
+    """What is left is for the supervisor to replace; closing it frees what can be freed."""
+    held = rig.gpu.held
+    with SwapRig(shelf, arenas=tmp_path) as opened:
+        assert opened.ask(PROMPT, max_tokens=4).ids
+        hurry = opened.slow_down()
+        running = [opened.start(PROMPT, no_cache=True, max_tokens=TOKENS) for _ in range(3)]
+        assert all(caller.first.wait(30) for caller in running)
+        serving = opened.service._loop.serving
+        assert serving is not None
+        break_device(rig, serving._engine)  # type: ignore[arg-type]
+        hurry.set()
+        assert all("GPU 0 is lost" in str(caller.wait().last.error) for caller in running)
+        wait_until(lambda: opened.service._watchdog.problem is not None)
+        assert not opened.service.ready
+        assert "step-loop has ended" in str(opened.service._watchdog.problem)
+        assert opened.ask(PROMPT, max_tokens=4).last.error is not None
+    mend_device(rig)
+    assert rig.gpu.held == held
 
 
 def test_a_closed_service_holds_nothing(rig: Rig, shelf: Shelf, tmp_path: Path) -> None:
