@@ -61,13 +61,18 @@ def open_engine(
     golden token, which no other engine's step may overlap.
     """
     started = time.monotonic()
-    require_memory(_opening_bytes(release, options), purpose=_PURPOSE, available=available)
+    need, free = _opening_bytes(release, options), available()
+    manifest = release.manifest
+    logger.info(
+        "host memory: model=%s release=%d need=%d free=%d", manifest.model, manifest.release, need, free
+    )
+    require_memory(need, purpose=_PURPOSE, available=lambda: free)
     engine = _create(release, options, beside)
     try:
         warm_up = engine.prewarm()
         while run(lambda: next(warm_up, None)) is not None:
             pass
-        _check_golden(engine, release.manifest, run=run)
+        _check_golden(engine, manifest, run=run)
     except BaseException:
         engine.close()
         raise
@@ -76,7 +81,7 @@ def open_engine(
         engine.spec.model,
         engine.spec.release,
         release.digest[:16],
-        release.manifest.runtime,
+        manifest.runtime,
         engine.spec.lanes,
         engine.spec.max_seq_len,
         time.monotonic() - started,

@@ -283,14 +283,16 @@ def test_a_plan_without_a_driver_says_what_to_install(
 
 
 def test_too_little_memory_is_refused_before_the_runtime_starts(
-    small_release: Path, resign: Any, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    small_release: Path, resign: Any, keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     release = load_release_dir(resign(small_release), trust=keys.trust)
     needs = []
     for lanes in (1, 3):
         with pytest.raises(ReleaseError, match=r"^memory: .*\(fewer lanes") as caught:
             open_engine(release, EngineOptions(threads=1, lanes=lanes), available=lambda: 1000)
         needs.append(int(caught.value.expected.split()[0]))
+        assert f"release={release.manifest.release} need={needs[-1]} free=1000" in caplog.text
     spec = release.manifest
     position = 2 * spec.geometry.layers * spec.geometry.kv_heads * spec.geometry.head_dim * 4
     assert needs[1] - needs[0] == pytest.approx(2 * 256 * position, rel=0.1)  # two lanes of 256 positions
