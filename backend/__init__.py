@@ -10,6 +10,7 @@ A request's life, and the module that is in charge of each part:
     scheduler       queue → lane; who prefills, who decodes, who waits for whose block
     prefix_reuse    known blocks into the lane, new blocks out of it
     stepper         engine calls, sampling, text                   → Delta
+    lane_cleaning   numbers into a lane where a step left none
     replies         merges deltas, sends them, notices callers that left
     metrics         one line and a few numbers when it has ended
     recheck         looks now and then whether the release in service is on disk as it was loaded

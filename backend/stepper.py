@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from backend.errors import BackendError, EngineFailed
 from backend.generation import Delta, FinishReason, ReplySink, Usage
+from backend.lane_cleaning import clean_lane
 from backend.metrics import Reading
 from backend.sampling import Sampled, Sampler
 from backend.scheduler import PrefillPart, Scheduler
@@ -193,7 +194,11 @@ class Stepper:
     def _fail_rows(self, seqs: Sequence[Running], sampled: Sampled) -> None:
         """End rows whose logits are not numbers, also in mid-prompt: before their KV is offered to others."""
         for row, error in sampled.failures.items():
-            self._end(seqs[row], Delta(error=error), outcome=type(error).__name__, retain=False)
+            seq = seqs[row]
+            lane, positions = seq.lane, seq.length
+            self._end(seq, Delta(error=error), outcome=type(error).__name__, retain=False)
+            if lane is not None:
+                clean_lane(self._engine, lane, positions=positions)
 
     def _accept(self, seqs: Sequence[Running], sampled: Sampled) -> None:
         logprobs: npt.NDArray[np.float32] | None = sampled.logprobs
