@@ -9,7 +9,8 @@ import pytest
 import cachemgr.cache
 from cachemgr.shard import slot_nbytes
 from tests.cachemgr.host import FORMAT, Host, chain, fill, payload_of, read
-from tests.cachemgr.test_processes import held_in, wait_for
+from tests.cachemgr.test_processes import held_in
+from tests.waiting import wait_until
 
 STRIDE = slot_nbytes(FORMAT.payload_nbytes)
 
@@ -76,7 +77,7 @@ def test_the_thread_notices_without_a_request(
     hashes = chain(cache, 9)
     fill(cache, hashes)
     harm(host.arenas()[0])
-    wait_for(lambda: cache.counters()["cache_lost_arenas_total"] == 1)
+    wait_until(lambda: cache.counters()["cache_lost_arenas_total"] == 1)
     assert cache.counters()["cache_slots"] == 12
     assert fill(cache, hashes) == 9
     assert read(cache, hashes) == 9

@@ -11,7 +11,7 @@ from cachemgr import BlockHash, HostCache
 from cachemgr.shard import slot_nbytes
 from tests.cachemgr.host import Host, chain, payload_of
 from tests.cachemgr.peer_process import PEER_FORMAT, Peer, fill_peer
-from tests.cachemgr.test_processes import wait_for
+from tests.waiting import wait_until
 
 PEER_STRIDE = slot_nbytes(PEER_FORMAT.payload_nbytes)
 
@@ -62,10 +62,10 @@ def test_a_reload_takes_the_arena_over_with_what_was_committed_late(
     assert fill_peer(new, 3, seed=9) == 0
     assert old.ask("fill", 2, 20) == 20
     hashes = chain(new, 20, seed=2)
-    wait_for(lambda: new.lookup(hashes) == 20)
+    wait_until(lambda: new.lookup(hashes) == 20)
     old.close()
-    wait_for(lambda: new.counters()["cache_reattached_blocks_total"] == 32)
-    wait_for(lambda: new.counters()["cache_foreign_blocks"] == 0)
+    wait_until(lambda: new.counters()["cache_reattached_blocks_total"] == 32)
+    wait_until(lambda: new.counters()["cache_foreign_blocks"] == 0)
     assert restored(new, hashes) == 20
     assert restored(new, chain(new, 12, seed=1)) == 12
     assert new.counters()["cache_foreign_arenas"] == 0
@@ -85,7 +85,7 @@ def test_a_killed_process_leaves_its_blocks_to_a_living_one(
     assert cache.counters()["cache_slots"] == 20
     peer.kill()
     if room:
-        wait_for(
+        wait_until(
             lambda: cache.counters()["cache_arenas"] == 2 and not cache.counters()["cache_foreign_arenas"]
         )
     hashes = chain(cache, 12, seed=1)
