@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backend.lane_cleaning import clean_lane
 from backend.sampling.contract import BROKEN
-from engines import DeviceLostError, LaneId, Logits
+from engines import DeviceLostError, Logits
 from engines.decoder import Decoder
 from tests.backend.doubles import VOCAB, FakeEngine, Rig
-from tests.engines.behaviours import prefill, some_tokens, whole_blocks
-from tests.gpu.on_host import OnHost
+from tests.gpu import checks
 from tests.rig.plugin import Rig as GpuRig
 from tests.rig.releases import open_on_rig, rig_release
 
@@ -79,16 +77,21 @@ def release(module_rig: GpuRig, small_decoder: Decoder, tmp_path_factory: pytest
 
 def test_a_lane_full_of_nan_answers_again_on_a_gpu(rig: GpuRig, release: Path) -> None:
     """The window reaches beyond what a sequence wrote, and weight 0 times NaN is NaN."""
-    engine = OnHost(open_on_rig(release))
-    spec, blocks = engine.spec, range(whole_blocks(engine))
-    nan = np.full(spec.block_shape, np.nan, spec.kv_dtype).reshape(-1).view(np.uint8)
-    short, long = (some_tokens(engine, count, seed=4) for count in (20, MAX_SEQ_LEN))
-    expected = [prefill(engine, 0, tokens) for tokens in (short, long)]
-    engine.import_blocks(LaneId(1), blocks, [nan] * len(blocks))
-    tail = len(blocks) * spec.block_tokens
-    prefill(engine, 1, long[tail:], start=tail)
-    assert np.isnan(prefill(engine, 1, short)).all()
-    clean_lane(engine, LaneId(1), positions=MAX_SEQ_LEN)
-    for tokens, answer in zip((short, long), expected, strict=True):
-        assert np.array_equal(prefill(engine, 1, tokens), answer)
+    engine = open_on_rig(release)
+    assert "would have failed" in checks.nan_lanes_answer_again(engine, limit=0.0)
+    engine.close()
+
+
+def test_a_lane_of_which_a_block_is_left_out_fails_the_check(rig: GpuRig, release: Path) -> None:
+    engine = open_on_rig(release)
+    real = engine.import_blocks
+
+    def all_zeros_but_the_second(lane, blocks, payloads):
+        first = 0 if payloads[0].any() else 2
+        real(lane, blocks[:1], payloads[:1])
+        real(lane, blocks[first:], payloads[first:])
+
+    engine.import_blocks = all_zeros_but_the_second  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="cleaned: error nan"):
+        checks.nan_lanes_answer_again(engine, limit=0.0)
     engine.close()

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import numpy.typing as npt
 
+from backend.lane_cleaning import clean_lane
 from engines.contract import Engine, LaneId, shares_kv
 from engines.windows import row_counts, window_for, windows
 from tests.engines import behaviours
@@ -145,6 +146,26 @@ def lane_slice_equals_batch_row(engine: Engine, *, limit: float) -> str:
         kv = _near(cached(engine, lane, lengths[lane] + 1), written[lane], limit, f"KV of row {lane}")
         worst = max(worst, kv, *off)
     return f"{len(lanes)} lanes, logits and KV differ by {worst:.1e} (allowed {limit:.1e})"
+
+
+def nan_lanes_answer_again(engine: Engine, *, limit: float) -> str:
+    """A lane full of NaN, as a broken step may leave one, answers like any other once it was cleaned."""
+    engine, spec = OnHost(engine), engine.spec
+    blocks = range(whole_blocks(engine))
+    nan = np.full(spec.block_shape, np.nan, spec.kv_dtype).reshape(-1).view(np.uint8)
+    short, long = (some_tokens(engine, count, seed=4) for count in (20, spec.max_seq_len))
+    expected = [prefill(engine, 0, tokens) for tokens in (short, long)]
+    engine.import_blocks(LaneId(1), blocks, [nan] * len(blocks))
+    tail = len(blocks) * spec.block_tokens
+    if tail < spec.max_seq_len:
+        prefill(engine, 1, long[tail:], start=tail)
+    uncleaned = np.isnan(prefill(engine, 1, short)).any()
+    clean_lane(engine, LaneId(1), positions=spec.max_seq_len)
+    worst = 0.0
+    for tokens, answer in zip((short, long), expected, strict=True):
+        worst = max(worst, _near(prefill(engine, 1, tokens), answer, limit, f"{len(tokens)} tokens, cleaned"))
+    before = "would have failed" if uncleaned else "was well without that, too"
+    return f"a cleaned lane differs by {worst:.1e} (allowed {limit:.1e}); it {before}"
 
 
 # -- (5) --
