@@ -31,8 +31,8 @@ def test_they_run_in_the_promised_order_each_in_every_precision() -> None:
     done = run("pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "tests/gpu", "--gpu")
     found = [line for line in done.stdout.splitlines() if "::" in line]
     numbers = [int(line.split("/test_")[1][:2]) for line in found]
-    graphs, sampling, swaps = [6] * 2, [6] * 8, [9] * 2
-    assert numbers == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, *graphs, *sampling, *swaps, 10, 10]
+    lanes, graphs, sampling, swaps = [4] * 4, [6] * 2, [6] * 8, [9] * 2
+    assert numbers == [0, 1, 1, 2, 2, 3, 3, *lanes, 5, 5, *graphs, *sampling, *swaps, 10, 10]
     both = found[1 : numbers.index(9)]
     assert all("[float16]" in a and "[bfloat16]" in b for a, b in zip(both[::2], both[1::2], strict=True))
 
