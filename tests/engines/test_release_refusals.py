@@ -285,13 +285,21 @@ def nothing_is_kept(fail: Callable[[], object], *, times: int = 50, slack: int) 
     """The first failures may fill caches; from then on nothing grows."""
     for _ in range(3):
         fail()
+    earlier = tracemalloc.take_snapshot() if tracemalloc.is_tracing() else None
     before = Held.now()
     kept = [fail() for _ in range(times)]
     after = Held.now()
     assert len(kept) == times
     assert (after.fds, after.threads) == (before.fds, before.threads)
     assert after.resident - before.resident < slack
-    assert after.traced - before.traced < 1 << 20
+    assert after.traced - before.traced < 1 << 20, growth_since(earlier)
+
+
+def growth_since(earlier: tracemalloc.Snapshot | None) -> str:
+    """Which lines of code hold more than before, the largest first."""
+    if earlier is None:
+        return "not traced"
+    return "\n".join(map(str, tracemalloc.take_snapshot().compare_to(earlier, "lineno")[:10]))
 
 
 @pytest.mark.usefixtures("traced")

@@ -40,9 +40,8 @@ class Workshop:
     def make(self, *words: str, code: int = 0) -> list[str]:
         """The verbs that `make words` ran, with their arguments."""
         (self.folder / "calls").write_text("")
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))
-        }
+        # settings given to the make that runs these tests are exported to them, and would be ours too
+        environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         done = subprocess.run(
             ["make", *words], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60
         )
