@@ -118,12 +118,13 @@ class ServerView:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How waiting ended: it `serves`, it was `refused` (why), or neither: not yet."""
+    """How waiting ended: it `serves`, it was `refused` (why), or neither: not yet, or `put_off` (why)."""
 
     seconds: float
     last: Served
     serves: bool = False
     refused: str = ""
+    put_off: str = ""
 
 
 class Watch:
@@ -160,8 +161,12 @@ class Watch:
             if refused:
                 return Outcome(seconds, last, refused=refused)
             if seconds >= limit_s or not wanted():
-                return Outcome(seconds, last)
+                return Outcome(seconds, last, put_off=self._put_off(digest))
             self._pause(min(_POLL_S, limit_s - seconds))
+
+    def _put_off(self, digest: str) -> str:
+        ours = [one.text for one in self._log.put_off() if digest.startswith(one.release)]
+        return ours[-1] if ours else ""
 
     def _refusal(self, digest: str) -> str:
         logged = self._log.refusals()

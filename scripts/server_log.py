@@ -26,9 +26,15 @@ class ServerLog:
 
     def refusals(self) -> list[Refused]:
         """Releases that were refused, in order; a swap that was merely put off is none."""
+        return [one for one in self._told() if not one.text.startswith(_PUT_OFF)]
+
+    def put_off(self) -> list[Refused]:
+        """Swaps that were put off, to be tried again."""
+        return [one for one in self._told() if one.text.startswith(_PUT_OFF)]
+
+    def _told(self) -> list[Refused]:
         found = (_REFUSED.search(line) for line in self._lines())
-        refused = [Refused(match[1], match[2].strip()) for match in found if match is not None]
-        return [one for one in refused if not one.text.startswith(_PUT_OFF)]
+        return [Refused(match[1], match[2].strip()) for match in found if match is not None]
 
     def _size(self) -> int:
         try:

@@ -114,6 +114,8 @@ def _follow(watch: Watch, digest: str, *, version_dir: Path, wait_s: float | Non
             f"the server at {url} refused {digest[:SHORT]}: {outcome.refused}; serves: {still}"
         )
     late = f"{still} at {url}, after {seconds_text(outcome.seconds)}"
+    if outcome.put_off:
+        late = f"{late}; the swap is put off and tried again: {outcome.put_off}"
     current = current_or_none(version_dir)
     if current is not None and current != digest:
         late = f"{late}; current names {current[:SHORT]} meanwhile"

@@ -180,6 +180,22 @@ def test_a_swap_that_was_put_off_is_no_refusal(home: Home, server: StandInServer
     assert f"serves now   {home.digest(2)[:16]} at" in capsys.readouterr().out
 
 
+def test_who_waits_for_a_swap_that_is_put_off_is_told_why(
+    home: Home, server: StandInServer, capsys: Capture
+) -> None:
+    home.deploy(1)
+    first = server.release = home.digest(1)[:16]
+
+    def put_off() -> None:
+        line = f"W backend.swapper: swap to {current_digest(home.version)[:16]} refused, {first} serves: "
+        (home.root / "triton.log").write_text(f"{line}drain: 1 requests still run after 6 s\n")
+
+    server.on_ask = put_off
+    assert home.deploy(2, server, "--wait", "0.5") == 1
+    said = "put off and tried again: drain: 1 requests still run after 6 s"
+    assert said in capsys.readouterr().err
+
+
 def test_a_server_that_is_late_fails_only_who_asked_to_wait(
     home: Home, server: StandInServer, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
