@@ -16,11 +16,12 @@ A request's life, and the module that is in charge of each part:
     recheck         looks now and then whether the release in service is on disk as it was loaded
     watchdog        speaks for the step loop when that hangs or is dead; `thread_names` for debuggers
 
-`service` joins the threads, `composition` names the implementations. `open_release` is what belongs to one
-release, `first_release` chooses the one to begin with, `swapper` puts another in its place while requests
-run (with `watched_release`, `swap_refusal`, `loop_job`, `ledger`). `facade` is the second model, not
-decoupled, `facade_service` runs it, `calls` is what it and the decoder agree on. Output `release` is the
-first 16 hex digits of the digest of the release that read the request.
+`service` joins the threads; `composition`, `process` (what there is once) and `release_opener` (what there is
+for each release) name the implementations. `open_release` is what belongs to one release, `first_release`
+chooses the one to begin with, `swapper` puts another in its place while requests run (with `watched_release`,
+`swap_refusal`, `loop_job`, `ledger`). `facade` is the second model, not decoupled, `facade_service` runs it,
+`calls` is what it and the decoder agree on. Output `release` is the first 16 hex digits of the digest of the
+release that read the request.
 
 What they share: `generation` and `sequence` are a request on its way, `asked` one that waits for a release,
 `sampling` the choice of tokens, `no_cache` the null object of the cache, `gpu_memory` how full the GPU is,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from backend.access import OpenAccess
-from backend.composition import Process
+from backend.process import Process
 from backend.service import DecoderService
 from backend.settings import ModelSettings
 from backend.swapper import Swapper, SwapSettings

@@ -10,8 +10,8 @@ import pytest
 
 import engines.loading
 import engines.opening
-from backend.composition import Process
 from backend.errors import EngineFailed
+from backend.process import Process
 from engines import StepError, sign_release
 from engines.loading import load_release_dir
 from engines.manifest import MANIFEST, encode_manifest, parse_manifest
