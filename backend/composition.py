@@ -6,9 +6,8 @@ here             both, and swapper, recheck → DecoderService
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from backend.access import Authoriser
 from backend.first_release import open_first
@@ -23,9 +22,7 @@ from backend.settings import ModelSettings, NodeSettings
 from backend.swapper import Swapper, SwapSettings
 from backend.text import TextModel
 from cachemgr import PrefixCache
-from engines import Engine, give_back_freed_memory
-
-T = TypeVar("T")
+from engines import Engine, at_once, give_back_freed_memory
 
 
 def open_decoder(
@@ -96,8 +93,3 @@ def wire(
         serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
         drain_s=settings.drain_s,
     )  # fmt: skip
-
-
-def at_once(job: Callable[[], T], /) -> T:
-    """The runner of whoever has no engine at work yet."""
-    return job()

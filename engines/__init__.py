@@ -65,7 +65,7 @@ from engines.loading import (
     load_release_dir,
 )
 from engines.manifest import EngineManifest
-from engines.opening import Runner, open_engine
+from engines.opening import Runner, at_once, open_engine
 from engines.options import EngineOptions
 from engines.page_locking import NoPageLocker, PageLocker, open_page_locker
 from engines.publishing import Switch, publish_release, roll_back
@@ -107,6 +107,7 @@ __all__ = [
     "Switch",
     "TrustSettings",
     "VerifiedRelease",
+    "at_once",
     "build_release",
     "compare_release",
     "current_digest",
