@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from backend.errors import BackendError, ConfigError
 from cachemgr import CacheError
-from engines import ReleaseError, StepError
+from engines import DeviceError, ReleaseError, StepError
 
 DRAIN = "drain"
 
@@ -29,6 +29,8 @@ def refusal_of(error: BaseException) -> Refusal:
         return Refusal(error.step, text)
     if isinstance(error, StepError):
         return Refusal("prewarm", f"prewarm: {text}")
+    if isinstance(error, DeviceError):
+        return Refusal("gpu", f"gpu: {text}")
     if isinstance(error, MemoryError):
         return Refusal("memory", f"memory: {text}")
     if isinstance(error, ConfigError):

@@ -82,20 +82,24 @@ class TorchSampler:
     def __init__(
         self, vocab_size: int, *, lanes: int = 1, device: str = "cpu", uniforms: Uniforms = philox_uniforms
     ) -> None:
-        """`device` is "cuda:N", or "cpu" for tests; `uniforms` makes the randomness (see NumpySampler)."""
+        """`device` is "cuda:N", or "cpu" for tests; `uniforms` makes the randomness (see NumpySampler).
+
+        EngineFailed where the device has no room or fails.
+        """
         self._torch = torch = import_torch()
         self._vocab_size = vocab_size
         self._device = device
         self._uniforms = uniforms
-        self._slab = Slab(torch, _slab_rows(vocab_size, lanes), vocab_size, device=device)
-        self._histories = DeviceHistories(torch, vocab_size, device=device)
-        self._asked = DevicePage(torch, torch.float64, device=device)
-        self._masks = DevicePage(torch, torch.int32, device=device)
-        self._answers = DevicePage(torch, torch.float64, device=device)
-        self._bit = torch.arange(32, dtype=torch.int32, device=device)
         self._plan = DevicePlan.of([], vocab_size)
         self._streams: dict[int, Any] = {}
-        self._waiting()()  # the room was cleared on torch's own stream, steps run on the engine's
+        with self._errors_told():
+            self._slab = Slab(torch, _slab_rows(vocab_size, lanes), vocab_size, device=device)
+            self._histories = DeviceHistories(torch, vocab_size, device=device)
+            self._asked = DevicePage(torch, torch.float64, device=device)
+            self._masks = DevicePage(torch, torch.int32, device=device)
+            self._answers = DevicePage(torch, torch.float64, device=device)
+            self._bit = torch.arange(32, dtype=torch.int32, device=device)
+            self._waiting()()  # the room was cleared on torch's own stream, steps run on the engine's
 
     def row(
         self,
@@ -120,22 +124,40 @@ class TorchSampler:
             return Sampled(np.empty(0, dtype=np.int64))
         torch = self._torch
         try:
-            with torch.inference_mode(), self._on_stream(logits, len(rows)) as (values, synchronize):
+            with (
+                self._errors_told(),
+                torch.inference_mode(),
+                self._on_stream(logits, len(rows)) as (values, synchronize),
+            ):
                 return self._choose(values, self._plan_of(rows), allowed_mask, synchronize=synchronize)
-        except (EngineFailed, torch.OutOfMemoryError, torch.AcceleratorError) as error:
+        except EngineFailed as error:
             self._histories.forget()
-            reason = EngineFailed(f"sampling on {self._device} failed: {str(error).splitlines()[0]}")
-            log.error("%s", reason)
+            log.error("%s", error)
+            reason = EngineFailed(str(error))  # without a traceback, which would keep tensors
             return Sampled.nothing(len(rows), because=reason)
 
     def warm_up(self) -> None:
-        """Choose a token in every way there is, so that no request pays for the first use of a kernel."""
-        zeros = self._torch.zeros((1, self._vocab_size), dtype=self._torch.float32, device=self._device)
+        """Choose a token in every way there is, so that no request pays for the first use of a kernel.
+
+        EngineFailed where the device has no room or fails.
+        """
+        torch = self._torch
         params = SamplingParams(temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, repetition_penalty=1.1)
         row = self.row(params, np.zeros(1, dtype=np.int64), min_tokens=1, eos_token_ids=(0,), logprobs=True)
         mask = np.full((1, -(-self._vocab_size // 32)), -1, dtype=np.int32)
-        with self._torch.inference_mode():
+        with self._errors_told(), torch.inference_mode():
+            zeros = torch.zeros((1, self._vocab_size), dtype=torch.float32, device=self._device)
             self._choose(zeros, DevicePlan.of([row], self._vocab_size), mask, synchronize=self._waiting())
+
+    @contextmanager
+    def _errors_told(self) -> Iterator[None]:
+        """Errors of the device, and of what the engine says about its logits, as EngineFailed in one line."""
+        torch = self._torch
+        try:
+            yield
+        except (EngineFailed, torch.OutOfMemoryError, torch.AcceleratorError) as error:
+            first = str(error).splitlines()[0]
+            raise EngineFailed(f"sampling on {self._device} failed: {first}") from error
 
     @contextmanager
     def _on_stream(self, logits: Any, rows: int) -> Iterator[tuple[Tensor, Callable[[], None]]]:

@@ -87,3 +87,25 @@ def test_the_package_works_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("NumpySampler", "")
+
+
+@pytest.mark.parametrize("where", ["made", "warm"])
+def test_no_room_on_the_device_is_told_with_a_way_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = torch_sampler.import_torch()
+
+    def full(*arguments: Any, **more: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+
+    class OnHostMemory(TorchSampler):
+        def __init__(self, vocab_size: int, *, lanes: int, device: str) -> None:
+            super().__init__(vocab_size, lanes=lanes)
+
+    monkeypatch.setattr(choice, "unusable", lambda device: None)
+    monkeypatch.setattr(choice, "TorchSampler", OnHostMemory)
+    if where == "made":
+        monkeypatch.setattr(torch_sampler, "Slab", full)
+    else:
+        monkeypatch.setattr(torch_sampler.TorchSampler, "_choose", full)
+    said = r"^sampler: sampling on cpu failed: CUDA out of memory\. \(sampler `host`"
+    with pytest.raises(ConfigError, match=said):
+        choose_sampler("auto", device="cuda:0", vocab_size=50, lanes=2)
