@@ -16,7 +16,7 @@ import msgspec
 
 from scripts.arguments import port
 from scripts.server_log import ServerLog
-from scripts.triton_http import TritonHttp
+from scripts.triton_http import TritonHttp, probe_request
 from scripts.triton_runtime import TritonAddress
 
 SHORT = 16
@@ -84,7 +84,7 @@ class ServerView:
 
     def ask(self) -> Served:
         """Ask for one token and see who gives it."""
-        request = {"text_input": "Hi", "max_tokens": 1, "triton_probe": True}
+        request = probe_request(limit_s=_ASK_S)
         try:
             ready = self._http.call("GET", f"/v2/models/{self._model}/ready", limit_s=_ASK_S)
             if ready.status != 200:

@@ -19,6 +19,9 @@ _NO_ROOM = ("queue is full", "max_open_requests is")
 _STUCK = "the backend is stuck"
 """What a backend says whose own watchdog found a thread dead or hanging: no need to ask twice."""
 
+LEFT_S = 1.0
+"""How long a probe lasts when its caller has stopped waiting: a deadline before would look like an answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
@@ -129,9 +132,10 @@ class TritonHttp:
     def probe(self, model: str, *, limit_s: float = 2.0) -> ProbeResult:
         """Ask for one token. Only a token, or the word that there is no room now, proves a living backend."""
         started = time.monotonic()
-        request = {"text_input": "Hi", "max_tokens": 1, "triton_probe": True}  # kept out of request metrics
         try:
-            answer = self.call("POST", f"/v2/models/{model}/generate", request, limit_s=limit_s)
+            answer = self.call(
+                "POST", f"/v2/models/{model}/generate", probe_request(limit_s=limit_s), limit_s=limit_s
+            )
         except (OSError, http.client.HTTPException) as error:
             late = isinstance(error, TimeoutError)
             detail = f"no token within {limit_s:g} s" if late else _reason(error)
@@ -142,6 +146,16 @@ class TritonHttp:
         stuck = _STUCK in answer.error
         busy = not stuck and (answer.status == 503 or any(words in answer.error for words in _NO_ROOM))
         return ProbeResult(busy, busy, False, seconds, f"{answer.error} ({answer.status})", stuck=stuck)
+
+
+def probe_request(*, limit_s: float) -> dict[str, object]:
+    """One token, kept out of request metrics, for a caller who waits `limit_s`.
+
+    Triton does not notice that such a caller has left, so the request ends by itself soon after: while a
+    swap drains, requests of callers that are gone must not fill the waiting room.
+    """
+    timeout_us = int(1e6 * (limit_s + LEFT_S))
+    return {"text_input": "Hi", "max_tokens": 1, "triton_probe": True, "timeout": timeout_us}
 
 
 def _reason(error: Exception) -> str:

@@ -131,6 +131,9 @@ def test_deploy_and_rollback_say_what_happened_and_what_serves(
     assert home.deploy(1, following) == 0
     assert f"current      release 1 ({first}) in {home.version}, as before\n" in capsys.readouterr().out
     assert all(asked["triton_probe"] for asked in following.asked)
+    assert all(5e6 < asked["timeout"] < 10e6 for asked in following.asked), (
+        "it ends when nobody waits any more"
+    )
 
 
 def test_a_refusal_by_the_server_is_told_with_the_line_of_its_log(

@@ -9,7 +9,7 @@ import pytest
 
 from backend.errors import BackendStuck
 from scripts.errors import TritonError
-from scripts.triton_http import TritonHttp
+from scripts.triton_http import TritonHttp, probe_request
 from scripts.triton_runtime import TritonAddress
 from tests.free_ports import free_ports
 
@@ -132,3 +132,10 @@ def test_repository_index_by_name(server: Answering) -> None:
 def test_a_body_that_is_no_json_is_still_shown(server: Answering) -> None:
     server.status, server.body = 500, b"<html>oops"
     assert "<html>oops" in server.client().probe("m").detail
+
+
+def test_a_probe_ends_soon_after_its_caller_gave_up_and_not_before() -> None:
+    """Before, its deadline would bring an answer, and that would look like a token."""
+    timeout_us = probe_request(limit_s=2.0)["timeout"]
+    assert isinstance(timeout_us, int)
+    assert 2e6 < timeout_us <= 4e6
