@@ -124,7 +124,7 @@ def install_packages(folder: Path, *, python: str, extra: str | None = None) -> 
     with working("install Python packages"):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     if done.returncode != 0:
-        raise RejectedError(f"pip failed: {_last_line(done.stderr)}")
+        raise RejectedError(f"pip failed: {_reason(done.stderr)}")
 
 
 def serving_packages(required: Iterable[str], extra: str | None) -> list[str]:
@@ -143,8 +143,11 @@ def smoke_test(folder: Path, *, python: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd="/")
     if done.returncode != 0:
         hint = " (try --python-deps)" if "ModuleNotFoundError" in done.stderr else ""
-        raise RejectedError(f"the backend does not import from {folder}: {_last_line(done.stderr)}{hint}")
+        raise RejectedError(f"the backend does not import from {folder}: {_reason(done.stderr)}{hint}")
 
 
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no output"])[-1]
+def _reason(text: str) -> str:
+    """The last line that tells an error, as of pip or a traceback; the first one of who tells it otherwise."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
+    told = [line for line in lines if "error" in line.lower()]
+    return told[-1] if told else lines[0]

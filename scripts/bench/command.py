@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     """The bench's arguments."""
     top = argparse.ArgumentParser(
         prog="tensorcache bench",
-        description=__doc__,
+        description="measure against the goals and against peers",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

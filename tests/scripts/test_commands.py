@@ -14,7 +14,7 @@ from scripts.cli import VERBS, main, parser
 from scripts.console import seconds_text, size_text
 from scripts.demo import judge
 from scripts.errors import CommandError, RejectedError, UsageError
-from scripts.install import serving_packages, smoke_test
+from scripts.install import install_packages, serving_packages, smoke_test
 from scripts.repository import version_folder
 from scripts.streamed_answer import StreamedAnswer
 
@@ -161,6 +161,26 @@ def test_packages_of_a_gpu_node_come_with_its_extra() -> None:
     assert serving_packages(required, "gpu-cu13") == ["numpy==1", "torch==3"]
     with pytest.raises(RejectedError, match="knows no extra gpu-cu12: run `make setup`"):
         serving_packages(required, "gpu-cu12")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("pyenv: python3.12: command not found\n\nNote: See help\n      on versions.\n", "command not found"),
+        (
+            "WARNING: cached\nERROR: No matching distribution\nwith a hint\n",
+            "ERROR: No matching distribution",
+        ),
+        ("", "no output"),
+    ],
+)
+def test_a_pip_that_fails_is_told_by_the_line_that_matters(tmp_path: Path, said: str, told: str) -> None:
+    python = tmp_path / "python"
+    (tmp_path / "said").write_text(said)
+    python.write_text(f"#!/bin/sh\ncat {tmp_path / 'said'} >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(RejectedError, match=rf"^pip failed: .*{re.escape(told)}$"):
+        install_packages(tmp_path, python=str(python))
 
 
 def test_an_extra_alone_installs_nothing(tmp_path: Path) -> None:
