@@ -147,7 +147,7 @@ def smoke_test(folder: Path, *, python: str) -> None:
 
 
 def _reason(text: str) -> str:
-    """The last line that tells an error, as of pip or a traceback; the first one of who tells it otherwise."""
+    """The last line that tells an error, as pip and tracebacks have it; else the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
     told = [line for line in lines if "error" in line.lower()]
     return told[-1] if told else lines[0]
