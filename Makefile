@@ -79,10 +79,14 @@ $(ENGINE)/model.sig: $(ENGINE)/engine.json $(KEYS)/release.key
 verify: $(ENGINE)/model.sig ## check signature, name, age and every byte of the demo engine
 	@$(TC) verify $(ENGINE) --key $(KEYS)/release.pub --model $(MODEL)
 
-$(HOME_)/.ready: $(ENGINE)/model.sig $(CODE) $(SETTING)/HOST_BYTES
+# only for a new engine: other code or settings leave the release that somebody deployed meanwhile
+$(HOME_)/.deployed: $(ENGINE)/model.sig
 	@mkdir -p $(HOME_)/model_repository
-	@if [ $(SETTING)/HOST_BYTES -nt $(HOME_)/tensorcache.toml ]; then rm -f $(HOME_)/tensorcache.toml; fi
 	@$(TC) deploy $(MODEL) $(ENGINE) --model-repo $(HOME_)/model_repository --key $(KEYS)/release.pub
+	@touch $@
+
+$(HOME_)/.ready: $(HOME_)/.deployed $(CODE) $(SETTING)/HOST_BYTES
+	@if [ $(SETTING)/HOST_BYTES -nt $(HOME_)/tensorcache.toml ]; then rm -f $(HOME_)/tensorcache.toml; fi
 	@$(TC) install --dest $(HOME_)/backends --model-repo $(HOME_)/model_repository --model $(MODEL) \
 	    --replace-configs --config $(HOME_)/tensorcache.toml --host-bytes $(HOST_BYTES) --key $(KEYS)/release.pub
 	@touch $@
