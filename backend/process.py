@@ -69,8 +69,8 @@ class Process:
                 found.extend(watchdog.readings())
                 found.append(Reading("integrity_failures_total", float(loop.integrity_failures)))
                 found.append(Reading("requests_held", float(admission.waiting)))
-                if loop.serving is not None:
-                    found.append(Reading("serving_release", float(loop.serving.spec.release)))
+                serving = loop.serving
+                found.append(Reading("serving_release", float(serving.spec.release) if serving else 0.0))
             return found
 
         metrics = RequestMetrics(instruments, labels, release="-", readings=readings, clock=clock)

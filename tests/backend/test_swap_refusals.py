@@ -165,6 +165,7 @@ def test_when_the_old_one_cannot_come_back_everybody_is_told_until_one_loads(she
             told = rig.ask(PROMPT, max_tokens=2).last.error
             assert isinstance(told, EngineFailed)
             assert "no release can be loaded" in str(told)
+            wait_until(lambda: rig.recorded.value("serving_release") == 0)
             shelf.point("b")
             wait_until(lambda: rig.service.ready)
             assert rig.ask(PROMPT, max_tokens=2).release == shelf.digests["b"][:16]
