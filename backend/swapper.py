@@ -168,7 +168,7 @@ class Swapper:
             return
         self._refuse(target, refusal, again=refusal.reason == DRAIN)
         if self._serving is None:
-            self._come_back(target, fallback_only=True)
+            self._come_back(target, after=refusal)
 
     def _load_beside(self, old: OpenRelease) -> bool:
         """True if the KV was kept."""
@@ -216,13 +216,17 @@ class Swapper:
         give_back_freed_memory()  # what the new one needs is asked for before it is loaded
         self._let_in(self._opener.current(beside=None, run=self._loop.call))
 
-    def _come_back(self, target: Target, *, fallback_only: bool = False) -> None:
-        """Nothing serves: what `current` names, else what served last, else everybody is told."""
+    def _come_back(self, target: Target, *, after: Refusal | None = None) -> None:
+        """Nothing serves: what `current` names, else what served last, else everybody is told.
+
+        `after`: what `current` names was refused just now.
+        """
         started = time.monotonic()
+        reasons = [] if after is None else [after.text]
         openings: list[Callable[[], OpenRelease]] = [
             lambda: self._opener.published(self._wanted_back, run=self._loop.call)
         ]
-        if not fallback_only:
+        if after is None:
             openings.insert(0, lambda: self._opener.current(beside=None, run=self._loop.call))
         for opening in openings:
             try:
@@ -238,7 +242,9 @@ class Swapper:
             if self._closing.is_set():
                 return
             self._refuse(target, refusal, again=True)
-        self._admission.refuse_all(EngineFailed(f"no release can be loaded: {refusal.text}"))
+            reasons.append(refusal.text)
+        why = "; nor the one before: ".join(reasons)
+        self._admission.refuse_all(EngineFailed(f"no release can be loaded: {why}"))
 
     def _let_in(self, new: OpenRelease) -> None:
         """All who wait are read and submitted under `new`."""

@@ -265,11 +265,11 @@ class ArenaFiles:
             return None
 
     def _waits(self) -> str:
-        """A second model on the node, or the process before us during a reload: who can tell?"""
+        """A second model, the process before us during a reload, the release before in a swap: who can tell?"""
         return (
             f"host tier waits: other arenas of this node hold (nearly) all of its {self.bound} bytes until "
-            "one of their processes ends; if several models serve on this node, set arena_bytes to what each "
-            f"may hold (for two: {self.bound // 2})"
+            "one of their processes ends (after a swap: at once); if several models serve on this node, set "
+            f"arena_bytes to what each may hold (for two: {self.bound // 2})"
         )
 
     def _say(self, line: str) -> None:
