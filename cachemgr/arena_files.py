@@ -265,7 +265,7 @@ class ArenaFiles:
             return None
 
     def _waits(self) -> str:
-        """A second model, the process before us during a reload, the release before in a swap: who can tell?"""
+        """A second model, the process before us in a reload, the release before in a swap: who can tell?"""
         return (
             f"host tier waits: other arenas of this node hold (nearly) all of its {self.bound} bytes until "
             "one of their processes ends (after a swap: at once); if several models serve on this node, set "
