@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.arguments import add_address, address_from, path
+from scripts.arguments import add_address, address_from, path, seconds
 from scripts.console import say, working
 from scripts.environment import inherited
 from scripts.errors import RejectedError
@@ -55,6 +55,13 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--triton", type=path, help="a Triton installation (default: the one in nvidia-pytriton)"
     )
+    parser.add_argument(
+        "--pause-limit",
+        type=seconds,
+        default=SupervisorSettings().pause_limit_s,
+        metavar="SECONDS",
+        help="longest pause before what died again and again is brought back once more (default %(default)g)",
+    )
     add_address(parser)
 
 
@@ -65,7 +72,8 @@ def supervised(arguments: argparse.Namespace) -> Iterator[Serving]:
     interruption.install()
     with plain_path(arguments.home.resolve()) as home:
         launch = _launch(arguments, home)
-        supervisor = _supervisor(launch, triton=arguments.triton, interruption=interruption)
+        settings = SupervisorSettings(pause_limit_s=arguments.pause_limit)
+        supervisor = _supervisor(launch, arguments.triton, settings=settings, interruption=interruption)
         try:
             with working(f"start Triton with {', '.join(launch.models)}"):
                 supervisor.bring_up()
@@ -101,7 +109,9 @@ def admin_key(file: Path) -> str:
     return key
 
 
-def _supervisor(launch: TritonLaunch, *, triton: Path | None, interruption: Interruption) -> Supervisor:
+def _supervisor(
+    launch: TritonLaunch, triton: Path | None, *, settings: SupervisorSettings, interruption: Interruption
+) -> Supervisor:
     install = find_triton(triton)
     lay_out_python_backend(install, launch.backends)
     command = server_command(install, launch)
@@ -114,7 +124,7 @@ def _supervisor(launch: TritonLaunch, *, triton: Path | None, interruption: Inte
         around=Surroundings(
             clock=time.monotonic, pause=interruption.pause, hold=interruption.hold, report=_report
         ),
-        settings=SupervisorSettings(),
+        settings=settings,
     )
 
 

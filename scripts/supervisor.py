@@ -28,15 +28,17 @@ from scripts.liveness import Liveness
 from scripts.server_process import StubProcess
 from scripts.supervisor_contract import Control, Server, SupervisorSettings, Surroundings
 
+_ROUND_SLACK_S = 1.0  # of a round of probes, beside the limits of each
+
 
 @dataclass(slots=True)
 class _Watch:
     """What is known about one model."""
 
+    backoff: Backoff
     missing_ticks: int = 0
     retry_at: float = 0.0
     lingering: dict[int, float] = field(default_factory=dict)
-    backoff: Backoff = field(default_factory=Backoff)
 
 
 class _ServerEnded(Exception):
@@ -66,10 +68,11 @@ class Supervisor:
         self._around = around
         self._settings = settings
         self._server: Server | None = None
-        self._watches = {model: _Watch() for model in models}
+        self._watches = self._new_watches()
         self._liveness = self._new_liveness()
-        self._restarts = Backoff()
+        self._restarts = self._new_backoff()
         self._next_probe = 0.0
+        self._late_round = False
 
     def bring_up(self) -> None:
         """Start Triton and return once every model gave a token; TritonError says why it did not.
@@ -91,7 +94,7 @@ class Supervisor:
             result = self._control.probe(model, limit_s=self._settings.first_probe_limit_s)
             if not result.alive:
                 raise TritonError(f"{model} is loaded but gives no token: {result.detail}")
-        self._watches = {model: _Watch() for model in self._models}
+        self._watches = self._new_watches()
         self._liveness = self._new_liveness()
         self._liveness.targets = {
             model: target for model in self._models if (target := self._control.facade_target(model))
@@ -138,6 +141,12 @@ class Supervisor:
     def _exit_code(self, server: Server) -> int | None:
         with self._around.hold():
             return server.exit_code()
+
+    def _new_backoff(self) -> Backoff:
+        return Backoff(limit_s=self._settings.pause_limit_s)
+
+    def _new_watches(self) -> dict[str, _Watch]:
+        return {model: _Watch(backoff=self._new_backoff()) for model in self._models}
 
     def _new_liveness(self) -> Liveness:
         return Liveness(patience=self._settings.patience, limit_s=self._settings.probe_limit_s)
@@ -193,6 +202,7 @@ class Supervisor:
                 server.kill_stub(stub)
 
     def _check_tokens(self, server: Server) -> None:
+        started = self._around.clock()
         index = self._index()
         probes = {
             model: self._control.probe(model, limit_s=self._settings.probe_limit_s)
@@ -200,6 +210,8 @@ class Supervisor:
             if index is None or _should_serve(*index.get(model, ("", "")))
         }
         page = self._control.metrics() or ("" if index is None else None)
+        if self._stood_still(self._around.clock() - started, probes=len(probes)):
+            return
         silent = self._liveness.judge(probes, page)
         if not silent:
             return
@@ -212,6 +224,12 @@ class Supervisor:
                 if stub.model == model:
                     server.kill_stub(stub)
             self._bring_back(server, model, why=f"no token: {probes[model].detail}")
+
+    def _stood_still(self, elapsed_s: float, *, probes: int) -> bool:
+        """True if it was us who were stopped meanwhile: the answers are old by now. Never twice in a row."""
+        late = elapsed_s > probes * self._settings.probe_limit_s + _ROUND_SLACK_S
+        self._late_round = late and not self._late_round
+        return self._late_round
 
     @property
     def _decoders(self) -> set[str]:

@@ -12,7 +12,10 @@ from scripts.triton_http import ProbeResult
 
 
 class SupervisorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times in seconds. `patience`: bad probes in a row that make a model dead; they follow sooner."""
+    """Times in seconds. `patience`: bad probes in a row that make a model dead; they follow sooner.
+
+    `pause_limit_s`: the longest pause before something that died again and again is brought back once more.
+    """
 
     ready_limit_s: float = 300.0
     tick_s: float = 0.5
@@ -24,6 +27,7 @@ class SupervisorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     stop_limit_s: float = 20.0
     linger_s: float = 600.0
     restarts: int = 5
+    pause_limit_s: float = 30.0
 
 
 class Server(Protocol):

@@ -73,6 +73,7 @@ def served(subject: Subject) -> Iterator[str]:
     arguments = argparse.Namespace(
         home=home, model=[MODEL], triton=None, host="127.0.0.1",
         http_port=http, grpc_port=grpc, metrics_port=metrics,
+        pause_limit=1.0,
     )  # fmt: skip
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -194,7 +194,7 @@ def triton(home: Home) -> Iterator[Triton]:
     address = TritonAddress(http_port=ports[0], grpc_port=ports[1], metrics_port=ports[2])
     command = Command(
         "serve", "--home", str(home.root), "--http-port", str(ports[0]), "--grpc-port", str(ports[1]),
-        "--metrics-port", str(ports[2]),
+        "--metrics-port", str(ports[2]), "--pause-limit", "1",  # many a test here kills what is served
     )  # fmt: skip
     try:
         command.wait_for("serving smollm2", limit_s=120)

@@ -69,8 +69,15 @@ def open_answers(triton: Triton) -> Iterator[list[Future[str]]]:
     wait_until(lambda: triton.metric("requests_running", model=MODEL) == 0)
     with ThreadPoolExecutor(3) as pool:
         clients = [pool.submit(client, triton) for client in (grpc_end, http_end, facade_end)]
-        wait_until(lambda: triton.metric("requests_running", model=MODEL) == 3)
+        wait_until(lambda: running(triton, clients) == 3)
         yield clients
+
+
+def running(triton: Triton, clients: list[Future[str]]) -> float:
+    """Answers under way; none of the clients' may have ended yet."""
+    ended = [client.result() for client in clients if client.done()]
+    assert not ended, f"before anything happened to the server: {ended}"
+    return triton.metric("requests_running", model=MODEL)
 
 
 def ends(clients: list[Future[str]], *, limit_s: float) -> list[str]:

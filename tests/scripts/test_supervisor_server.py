@@ -3,10 +3,11 @@
 import threading
 import time
 
+import msgspec
 import pytest
 
 from scripts.errors import TritonError
-from tests.scripts.supervisor_rig import LATE, TOKEN, FakeServer, Rig
+from tests.scripts.supervisor_rig import LATE, SETTINGS, TOKEN, FakeServer, Rig
 
 
 def test_a_server_that_ended_is_started_again_and_cleaned_up_after() -> None:
@@ -47,8 +48,14 @@ def test_the_end_of_the_server_is_noticed_while_it_is_asked_to_load() -> None:
     ]
 
 
-def test_a_server_that_never_comes_back_is_given_up_with_growing_pauses() -> None:
-    rig = Rig("m")
+@pytest.mark.parametrize(
+    ("limit_s", "pauses"),
+    [(30.0, ["1 s", "2 s", "4 s", "8 s", "16 s"]), (3.0, ["1 s", "2 s", "3 s", "3 s", "3 s"])],
+)
+def test_a_server_that_never_comes_back_is_given_up_with_growing_pauses(
+    limit_s: float, pauses: list[str]
+) -> None:
+    rig = Rig("m", settings=msgspec.structs.replace(SETTINGS, pause_limit_s=limit_s))
     rig.supervisor.bring_up()
     rig.server.code = 1
     rig.start_fails = True
@@ -56,7 +63,7 @@ def test_a_server_that_never_comes_back_is_given_up_with_growing_pauses() -> Non
     with pytest.raises(TritonError, match="gave up after 5 tries"):
         rig.ticks(1)
     assert len(rig.servers) == 6
-    assert [event.rsplit("in ", 1)[1] for event in rig.events] == ["1 s", "2 s", "4 s", "8 s", "16 s"]
+    assert [event.rsplit("in ", 1)[1] for event in rig.events] == pauses
 
 
 def test_a_server_that_no_longer_answers_is_killed_and_started_again() -> None:

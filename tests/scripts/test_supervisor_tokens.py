@@ -1,6 +1,9 @@
 """What the supervisor makes of probes: stuck, silent or merely busy, and how soon it is repaired."""
 
+import pytest
+
 from scripts.supervisor_contract import SupervisorSettings
+from scripts.triton_http import ProbeResult
 from tests.scripts.supervisor_rig import BUSY, DEAD, LATE, STUCK, Rig
 
 
@@ -23,6 +26,25 @@ def test_a_model_that_says_it_is_stuck_is_believed_at_once() -> None:
     assert rig.server.killed_stubs == ["m"]
     assert rig.control.calls == ["unload m", "load m"]
     assert rig.events[0] == "m: no token: the backend is stuck (400); loading it again"
+
+
+def test_answers_from_before_the_supervisor_itself_was_stopped_are_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig("m", "other")
+    rig.supervisor.bring_up()
+    rig.control.answers["m"] = STUCK
+    probe = rig.control.probe
+
+    def stopped_after(model: str, *, limit_s: float) -> ProbeResult:
+        rig.pause(8.0)
+        return probe(model, limit_s=limit_s)
+
+    monkeypatch.setattr(rig.control, "probe", stopped_after)
+    rig.ticks(2)
+    assert rig.server.killed_stubs == []
+    rig.ticks(2)  # it is believed the second time, however late
+    assert rig.server.killed_stubs == ["m"]
 
 
 def test_the_only_decoder_that_says_it_is_stuck_is_back_within_seconds() -> None:
