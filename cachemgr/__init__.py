@@ -15,6 +15,7 @@
     arena_files     which files are taken over, created, deleted, within one bound per node
     other_arenas    what other processes of this node publish in theirs
     lane_tier       lanes of finished sequences, for the next prompt with the same beginning
+    ring            which node owns which segment;  `cluster` the nodes that share their caches (imported on demand)
     remote, no_pins the null objects where no tier beyond this process, and no GPU, is configured
     secrets, keys   what names and tags are keyed with, and how keys are derived
     settings        bounds and names of a node;  `errors` the refusals;  `counts` what the metrics show

@@ -27,9 +27,11 @@ IMPORTERS = {  # technology → the modules that may import it
     "cuda": {"engines/cuda_graphs.py"},
     "torch": {"backend/sampling/torch_sampler.py"},
     "transformers": set(),
-    "redis": set(),
+    "redis": {"cachemgr/redis_client.py"},
     "lmdb": set(),
-    "grpc": set(),
+    "grpc": {"cachemgr/cluster/grpc_service.py"},
+    "mmh3": {"cachemgr/ring/points.py"},
+    "datasketches": {"cachemgr/cluster/hot_keys.py"},
     "pytriton": set(),
     "model_signing": {"engines/signing.py"},
     "sigstore_models": {"engines/signing.py"},
@@ -154,7 +156,10 @@ def test_face_says_what_it_gives(room: str) -> None:
 
 def test_importing_the_product_is_light() -> None:
     """A node without GPU, TensorRT, Redis, LMDB, builders or test packages can import every room."""
-    heavy = "torch transformers tensorrt tensorrt_rtx pycuda redis lmdb onnx gguf tritonclient onnxruntime"
+    heavy = (
+        "torch transformers tensorrt tensorrt_rtx pycuda redis lmdb grpc datasketches onnx gguf tritonclient "
+        "onnxruntime"
+    )
     code = f"import sys, engines, cachemgr, backend; print(sorted(set({heavy.split()!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stderr == ""
