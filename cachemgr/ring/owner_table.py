@@ -30,12 +30,19 @@ def _first_seen(owners: Sequence[int], kinds: Sequence[int], width: int) -> list
     """For each vnode the first node of each of the first `width` kinds that a walk from there meets."""
     rows: list[Walk] = [()] * len(owners)
     front: Walk = ()
+    front_kinds: Walk = ()
+    kept = width - 1
     for _ in range(2):  # the second time round completes what lies just before the start of the ring
         for at in range(len(owners) - 1, -1, -1):
             node = owners[at]
-            if not front or front[0] != node:
-                kind = kinds[node]
-                front = (node, *[other for other in front if kinds[other] != kind][: width - 1])
+            kind = kinds[node]
+            if kind not in front_kinds:
+                front = (node, *front[:kept])
+                front_kinds = (kind, *front_kinds[:kept])
+            elif front[0] != node:
+                others = [other for other in front if kinds[other] != kind]
+                front = (node, *others)
+                front_kinds = (kind, *[kinds[other] for other in others])
             if rows[at] == front:
                 break
             rows[at] = front

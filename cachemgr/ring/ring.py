@@ -7,8 +7,10 @@ names' nodes; the first has the positions, the others follow it.
 Invariants: immutable; equal states give equal rings on every node. Any thread.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -45,19 +47,16 @@ class Ring:
         )
         order = np.argsort(unsorted, kind="stable")  # equal points: by node id, then number
         self._sorted = unsorted[order]
-        self._points: list[int] = self._sorted.tolist()
+        self._points = array("Q", self._sorted.tobytes())
+        self._shift, self._starts = _stretches(self._sorted)
         self._homes = np.repeat(np.arange(len(counts)), counts)[order]
         self._numbers = np.concatenate([np.arange(count) for count in counts])[order]
         self._names = [NodeId(node.id) for node in state.nodes]
         self._owners = self._moved(order, counts)
         self._domains = _numbered([node.failure_domain for node in state.nodes])
         self._placed = len(set(self._owners))
-        rows = owner_rows(self._owners, self._domains, _WIDTH)
-        self._rows = np.array(rows, np.int32)
-        known: dict[tuple[int, ...], tuple[NodeId, ...]] = {}
-        for row in set(rows):
-            known[row] = tuple([self._names[at] for at in row])
-        self._named = [known[row] for row in rows]
+        self._columns = self._table(_WIDTH)
+        self._named = self._named_tables()
 
     def _moved(self, order: npt.NDArray[np.intp], counts: list[int]) -> list[int]:
         """The node of each vnode of the ring, overrides applied unless one of the two nodes is gone."""
@@ -72,6 +71,22 @@ class Ring:
                 if counts[at[home]] and counts[at[target]]:
                     owners[place[start[at[home]] + int(number)]] = at[target]
         return owners.tolist()  # type: ignore[no-any-return]
+
+    def _table(self, width: int) -> npt.NDArray[np.int32]:
+        """The first owners of each vnode: int32 [at most width, vnodes], primaries first."""
+        rows = owner_rows(self._owners, self._domains, width)
+        flat = np.fromiter(chain.from_iterable(rows), np.int32, len(rows) * len(rows[0]))
+        return np.ascontiguousarray(flat.reshape(len(rows), -1).T)
+
+    def _named_tables(self) -> list[list[tuple[NodeId, ...]]]:
+        """For each n the first n owners of each vnode, and of what lies beyond the last: [n][vnodes + 1]."""
+        names = np.array(self._names, object)
+        columns = [names[column].tolist() for column in self._columns]
+        tables: list[list[tuple[NodeId, ...]]] = [[()] * (len(self._owners) + 1)]
+        for n in range(1, _WIDTH + 1):
+            table = list(zip(*columns[:n], strict=True))
+            tables.append([*table, table[0]])
+        return tables
 
     @property
     def state(self) -> RingState:
@@ -93,11 +108,11 @@ class Ring:
 
         In distinct failure domains while there are enough, then distinct nodes. More owners begin with fewer.
         """
-        at = bisect_left(self._points, position)
-        if at == len(self._points):
-            at = 0
+        first = position >> self._shift
+        starts = self._starts
+        at = bisect_left(self._points, position, starts[first], starts[first + 1])
         if n <= _WIDTH:
-            return self._named[at][:n]
+            return self._named[n][at]
         return tuple([self._names[node] for node in self._walk(at, n)])
 
     def vnode_at(self, position: int) -> tuple[VnodeId, int, NodeId]:
@@ -128,10 +143,8 @@ class Ring:
         """For each vnode whether `node` is among the first `n` owners of its positions."""
         if node not in self._names or n < 1:
             return np.zeros(len(self._points), np.bool_)
-        rows = self._rows
-        if n > _WIDTH:
-            rows = np.array(owner_rows(self._owners, self._domains, min(n, self._placed)), np.int32)
-        return (rows[:, :n] == self._names.index(NodeId(node))).any(axis=1)  # type: ignore[no-any-return]
+        columns = self._columns if n <= _WIDTH else self._table(min(n, self._placed))
+        return (columns[:n] == self._names.index(NodeId(node))).any(axis=0)  # type: ignore[no-any-return]
 
     def _walk(self, start: int, n: int) -> list[int]:
         """The first `n` owners for the vnode at `start`, as `owner_rows` has them, for any n."""
@@ -148,6 +161,18 @@ class Ring:
         first = list(apart.values())
         taken = set(first)
         return [*first, *[node for node in seen if node not in taken]][:n]
+
+
+def _stretches(points: npt.NDArray[np.uint64]) -> tuple[int, "array[int]"]:
+    """Where to look for a position: a shift, and how many points lie below each stretch of 2^shift positions.
+
+    There are about as many stretches as points, so that a bisect has one or two points to look at.
+    """
+    bits = len(points).bit_length()
+    shift = 64 - bits
+    lowest = np.arange(1 << bits, dtype=np.uint64) << np.uint64(shift)
+    below = np.append(np.searchsorted(points, lowest), len(points))
+    return shift, array("L", below.astype(np.dtype("L")).tobytes())
 
 
 def _numbered(names: list[str]) -> list[int]:
