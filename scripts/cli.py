@@ -9,6 +9,7 @@ from scripts import (
     bench,
     benchmarks,
     build,
+    cluster,
     demo,
     deploy,
     install,
@@ -28,7 +29,7 @@ from scripts.refusals import one_line_errors
 
 VERBS = (
     build, keygen, sign, verify, deploy, rollback, releases, install, secret, serve, probe, demo, run,
-    benchmarks,
+    benchmarks, cluster,
 )  # fmt: skip
 
 
