@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.metrics import Reading
+from backend.prefill_cost import PrefillCost
 from backend.sequence import Sequence as Running
 from backend.sequence import State
 from cachemgr import BlockHash, PendingBlock, PrefixCache
@@ -62,12 +63,14 @@ class PrefixReuse:
         *,
         lanes: LanePool,
         tier: RetainedLanes,
+        cost: PrefillCost,
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._cache = cache
         self._lanes = lanes
         self._tier = tier
+        self._cost = cost
         self._clock = clock
         self._block = engine.spec.block_tokens
         self.cache_errors = 0
@@ -83,10 +86,15 @@ class PrefixReuse:
         self._engine = engine
 
     def acquire(self, seq: Running) -> None:
-        """Ask for the known blocks of the prompt; an earlier lease is let go after the new one pins."""
+        """Ask for the known blocks of the prompt; an earlier lease is let go after the new one pins.
+
+        What is elsewhere may take as long to come as computing it would.
+        """
         before, seq.lease = seq.lease, None
         if seq.hashes:
-            deadline = seq.request.deadline
+            deadline = self._clock() + self._cost.seconds(seq.prompt_tokens)
+            if seq.request.deadline is not None:
+                deadline = min(deadline, seq.request.deadline)
             seq.lease = self._miss_on_error(lambda: self._cache.acquire(seq.hashes, deadline=deadline), None)
         if before is not None:
             before.release()

@@ -15,6 +15,7 @@ from backend.ledger import Ledger
 from backend.metrics import Instruments, Reading, RequestMetrics
 from backend.open_release import OpenRelease
 from backend.parsing import RequestLimits
+from backend.prefill_cost import PrefillCost
 from backend.prefix_reuse import PrefixReuse
 from backend.replies import Replies
 from backend.sampling import choose_sampler
@@ -135,7 +136,8 @@ class Process:
         spec, kind = engine.spec, self.settings.sampler
         lanes = LanePool(spec)
         tier = LaneTier(ttl_s=self.settings.lane_ttl_s)
-        reuse = PrefixReuse(engine, cache, lanes=lanes, tier=tier, clock=self.clock)
+        cost = PrefillCost()
+        reuse = PrefixReuse(engine, cache, lanes=lanes, tier=tier, cost=cost, clock=self.clock)
         scheduler = Scheduler(spec, lanes, reuse=reuse, limits=self.settings.limits())
         return Stepper(
             engine,
@@ -145,5 +147,6 @@ class Process:
             ),
             outbox=self.replies,
             observer=self.metrics,
+            cost=cost,
             clock=self.clock,
         )

@@ -21,6 +21,7 @@ from backend.errors import BackendError, EngineFailed
 from backend.generation import Delta, FinishReason, ReplySink, Usage
 from backend.lane_cleaning import clean_lane
 from backend.metrics import Reading
+from backend.prefill_cost import PrefillCost
 from backend.sampling import Sampled, Sampler
 from backend.scheduler import PrefillPart, Scheduler
 from backend.sequence import Sequence as Running
@@ -59,6 +60,7 @@ class Stepper:
         sampler: Sampler,
         outbox: Outbox,
         observer: Observer,
+        cost: PrefillCost,
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
@@ -66,6 +68,7 @@ class Stepper:
         self._sampler = sampler
         self._outbox = outbox
         self._observer = observer
+        self._cost = cost
         self._clock = clock
         self._batch: list[tuple[ReplySink, Delta]] = []
         self._open: dict[int, Running] = {}
@@ -177,9 +180,11 @@ class Stepper:
     def _prefill(self, part: PrefillPart) -> None:
         seq = part.seq
         assert seq.lane is not None
+        started = self._clock()
         try:
             logits = self._engine.prefill(seq.lane, seq.tokens[part.start : part.stop], part.start)
             sampled = self._sampler.sample(logits.array, [seq.row])
+            self._cost.observe(part.stop - part.start, self._clock() - started)
             self._fail_rows([seq], sampled)
             if seq.state is State.ENDED:
                 return

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backend.generation import Delta, Generation, SamplingParams
+from backend.prefill_cost import PrefillCost
 from backend.prefix_reuse import PrefixReuse
 from backend.sampling import NumpySampler
 from backend.scheduler import Scheduler, SchedulerLimits
@@ -160,6 +161,7 @@ class DictCache:
         self.full = False
         self.leases_ready = True
         self.leases: list[DictLease] = []
+        self.deadlines: list[float] = []
 
     def hashes(self, tokens, *, namespace, salt=""):
         self._check()
@@ -178,6 +180,7 @@ class DictCache:
 
     def acquire(self, hashes, *, deadline):
         self._check()
+        self.deadlines.append(deadline)
         self.pins += 1
         lease = DictLease(self, list(hashes[: self.lookup(hashes)]), ready=self.leases_ready)
         self.leases.append(lease)
@@ -337,8 +340,9 @@ class Rig:
         self.cache = DictCache() if cache is None else cache
         self.lanes = LanePool(self.engine.spec)
         self.tier = LaneTier(ttl_s=lane_ttl_s)
+        self.cost = PrefillCost()
         self.reuse = PrefixReuse(
-            self.engine, self.cache, lanes=self.lanes, tier=self.tier, clock=lambda: self.now
+            self.engine, self.cache, lanes=self.lanes, tier=self.tier, cost=self.cost, clock=lambda: self.now
         )
         small = SchedulerLimits(max_queue_size=64, prefill_chunk_tokens=8, idle_chunk_tokens=16)
         self.limits = limits or small
@@ -351,6 +355,7 @@ class Rig:
             sampler=self.sampler,
             outbox=outbox or DirectOutbox(),
             observer=self.observer,
+            cost=self.cost,
             clock=lambda: self.now,
         )
         self._ticket = 0
