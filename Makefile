@@ -7,6 +7,9 @@ HOST         ?= 127.0.0.1
 PRECISION    ?= int8
 LANES        ?= 8
 HOST_BYTES   ?= 536870912
+NODES        ?= 3
+MINUTES      ?= 10
+SEED         ?=
 ONLY         ?=
 UPDATE_README ?=
 PYTHON       ?=
@@ -31,7 +34,7 @@ SETTING := build/settings
 .DELETE_ON_ERROR:
 # put in place whole by the command, perhaps by another make meanwhile: a failure here is no reason to delete them
 .PRECIOUS: $(ENGINE)/engine.json $(ENGINE)/model.sig $(KEYS)/release.key
-.PHONY: FORCE help setup engine sign verify run demo serve deploy test lint bench bench-peers clean \
+.PHONY: FORCE help setup engine sign verify run demo serve deploy cluster cluster-demo test soak lint bench bench-peers clean \
     gpu-driver gpu-libraries test-gpu bench-gpu
 
 help: ## list the targets
@@ -100,6 +103,12 @@ demo: $(HOME_)/.ready ## the same, then stop; fails if the second answer differs
 serve: $(HOME_)/.ready ## serve under supervision until Ctrl-C
 	@exec $(TC) serve --home $(HOME_) $(PORTS)
 
+cluster: $(ENGINE)/model.sig ## NODES=3: so many servers on this machine whose caches are one cluster, until Ctrl-C
+	@exec $(TC) cluster up --nodes $(NODES) --release $(ENGINE) --key $(KEYS)/release.pub $(PORTS)
+
+cluster-demo: $(ENGINE)/model.sig ## what one server computed, the others restore, also after it was killed
+	@exec $(TC) cluster demo --release $(ENGINE) --key $(KEYS)/release.pub $(PORTS)
+
 deploy: $(ENGINE)/model.sig ## DEST=<Triton's backends> MODEL_REPO=<its models>: lay both out, then an import test
 	@if [ -z "$(DEST)" ] || [ -z "$(MODEL_REPO)" ]; then \
 	    echo "usage: make deploy DEST=/opt/tritonserver/backends MODEL_REPO=/models [DEPLOY_FLAGS='--python-deps']" >&2; exit 2; fi
@@ -111,11 +120,14 @@ test: $(VENV)/.testing ## run every test (TESTS=path and PYTEST_FLAGS narrow it)
 	@$(PY) -m tests.rig.build # a minute, once
 	@$(PY) -m pytest $(PYTEST_FLAGS) $(TESTS)
 
+soak: $(VENV)/.testing ## MINUTES=10 SEED=<any>: random faults on a cluster of cache nodes, every block and byte checked
+	@$(PY) -m tests.cluster_faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 lint: $(VENV)/.testing ## ruff and mypy --strict
 	@$(VENV)/bin/ruff check backend engines cachemgr scripts tests
 	@$(VENV)/bin/mypy
 
-bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cache, UPDATE_README=1); writes build/bench.json
+bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cache|cluster, UPDATE_README=1); writes build/bench.json
 	@$(TC) bench $(if $(ONLY),--only $(ONLY))
 	@$(if $(UPDATE_README),$(PY) -m scripts.readme_numbers,true)
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Room = Literal["engine", "backend", "cache", "gpu"]
-ROOMS: tuple[Room, ...] = ("engine", "backend", "cache", "gpu")
-EVERYWHERE: tuple[Room, ...] = ("engine", "backend", "cache")
+Room = Literal["engine", "backend", "cache", "cluster", "gpu"]
+ROOMS: tuple[Room, ...] = ("engine", "backend", "cache", "cluster", "gpu")
+EVERYWHERE: tuple[Room, ...] = ("engine", "backend", "cache", "cluster")
 """The rooms that need no GPU."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -68,6 +68,24 @@ _ROWS = (
     Goal("cache.lookup1024_ms", "cache", "ms", "<=", 1.0),
     Goal("cache.reattach100k_ms", "cache", "ms", "<=", 100.0),
     Goal("cache.index_bytes_per_block", "cache", "bytes", "<=", 200.0),
+    Goal("ring.lookup16_ns", "cluster", "ns", "<=", 500.0),
+    Goal("ring.lookup1000_ns", "cluster", "ns", "<=", 1000.0),
+    Goal("ring.lookup16.vs_uhashring", "cluster", "ratio", "<=", 0.5),
+    Goal("ring.build1000_s", "cluster", "s", "<=", 1.0),
+    Goal("ring.snapshot1000_ms", "cluster", "ms", "<=", 50.0),
+    Goal("peer.shm.1mib.vs_memcpy", "cluster", "ratio", ">=", 0.3),
+    Goal("peer.shm.4mib.vs_memcpy", "cluster", "ratio", ">=", 0.35),
+    Goal("peer.tcp.1mib.vs_redis", "cluster", "ratio", ">=", 1.2),
+    Goal("peer.tcp.4mib.vs_redis", "cluster", "ratio", ">=", 1.2),
+    Goal("peer.tcp.1mib.vs_mooncake", "cluster", "ratio", ">=", 2.0),
+    Goal("peer.tcp.1mib.vs_lmcache", "cluster", "ratio", ">=", 1.3),
+    Goal("peer.p99_over_p50", "cluster", "ratio", "<=", 3.0),
+    Goal("cluster.ttft1024.peer_vs_compute", "cluster", "ratio", "<=", 0.1),
+    Goal("cluster.ttft1024.three_owners_vs_one", "cluster", "ratio", "<=", 1.2),
+    Goal("cluster.index_lock_p99_us", "cluster", "µs", "<=", 500.0),
+    Goal("hot.max_over_mean", "cluster", "ratio", "<=", 1.5),
+    Goal("move.failed_requests", "cluster", "requests", "<=", 0.0),
+    Goal("move.lost_blocks", "cluster", "blocks", "<=", 0.0),
     *(
         Goal(f"gpu.smollm2.decode_ms.w{window}.b{rows}", "gpu", "ms", "<=", None)
         for window in GPU_WINDOWS
