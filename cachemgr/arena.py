@@ -71,27 +71,36 @@ class ArenaView:
         """View of all slots, [slots, slot bytes]."""
         return self._bytes.reshape(-1, self.slot_nbytes)
 
+    def offset(self, slot: int) -> int:
+        """Bytes from the start of the file to the slot's header."""
+        return self._start(slot)
+
     def payload(self, slot: int) -> npt.NDArray[np.uint8]:
-        """View of a slot's payload, writable if the arena is ours."""
+        """View of a slot's payload, writable if the arena is ours; empty once it is closed."""
         start = self._start(slot) + HEADER_NBYTES
         return self._bytes[start : start + self.payload_nbytes]
 
     def header(self, slot: int) -> bytes:
-        """A private copy of a slot's header."""
+        """A private copy of a slot's header; empty once the arena is closed."""
         start = self._start(slot)
         return self._bytes[start : start + HEADER_NBYTES].tobytes()
 
     def headers(self) -> npt.NDArray[Any]:
-        """A private copy of every header, HEADER_DTYPE [slots]."""
-        strides = (self.slot_nbytes,)
-        return np.ndarray(len(self.slots), HEADER_DTYPE, self._map, strides=strides).copy()
+        """A private copy of every header, HEADER_DTYPE [slots]; none once the arena is closed."""
+        mapped = self._bytes  # a reference that keeps the map from closing
+        slots = len(mapped) // self.slot_nbytes
+        return np.ndarray(slots, HEADER_DTYPE, mapped, strides=(self.slot_nbytes,)).copy()
 
     def whole(self) -> bool:
         """False once somebody truncated the file: touching the lost part would be a SIGBUS.
 
         Asked before each use.
         """
-        self._whole = self._whole and self._map.size() >= self._mapped
+        try:
+            if self._whole and self._map.size() < self._mapped:
+                self._whole = False
+        except ValueError:  # unmapped by another thread just now
+            return False
         return self._whole
 
     def _start(self, slot: int) -> int:
@@ -113,13 +122,19 @@ class Arena(ArenaView):
             mapped[start + MAGIC_OFFSET : start + _MAGIC_END] = 0
 
     def publish(self, slot: int, header: bytes) -> None:
-        """Write the header behind a written payload, its magic last (x86 keeps the order of stores)."""
+        """Write the header behind a written payload, its magic last (x86 keeps the order of stores).
+
+        Nothing once the arena is closed.
+        """
+        mapped = self._bytes  # a reference that keeps the map from closing
+        if not len(mapped):
+            return
         start = self._start(slot)
         source = np.frombuffer(header, np.uint8)
-        self._bytes[start : start + MAGIC_OFFSET] = source[:MAGIC_OFFSET]
-        self._bytes[start + _MAGIC_END : start + HEADER_NBYTES] = source[_MAGIC_END:]
-        self._bytes[start + HEADER_NBYTES + self.payload_nbytes : start + self.slot_nbytes] = 0
-        self._bytes[start + MAGIC_OFFSET : start + _MAGIC_END] = source[MAGIC_OFFSET:_MAGIC_END]
+        mapped[start : start + MAGIC_OFFSET] = source[:MAGIC_OFFSET]
+        mapped[start + _MAGIC_END : start + HEADER_NBYTES] = source[_MAGIC_END:]
+        mapped[start + HEADER_NBYTES + self.payload_nbytes : start + self.slot_nbytes] = 0
+        mapped[start + MAGIC_OFFSET : start + _MAGIC_END] = source[MAGIC_OFFSET:_MAGIC_END]
 
     def damage(self) -> str | None:
         """What somebody did to the file meanwhile that makes it useless: "deleted", "cut", or None.

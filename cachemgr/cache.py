@@ -7,6 +7,9 @@ it → `commit` seals and publishes.
 
 What other processes can write (the arena) is never handed over: only private copies whose check is done.
 
+What is beyond this process is fetched by the `RemoteTiers` that `open_cache` was given: a lease that asks for
+more than is here waits until they are done, or until its deadline. They hear of every block committed here.
+
 Blocks in the arenas of the node's other processes are found behind our own and read through the same check;
 what their writer changed meanwhile is a miss, counted as stale.
 
@@ -20,7 +23,7 @@ import mmap
 import time
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +31,19 @@ import numpy.typing as npt
 from cachemgr.arena import ArenaView
 from cachemgr.arena_files import ArenaFiles
 from cachemgr.block_hash import BlockHasher
-from cachemgr.contract import BlockFormat, BlockHash, Lease, MemoryPins, PendingBlock, Sink
+from cachemgr.contract import BlockFormat, BlockHash, Lease, MemoryPins, PendingBlock, RemoteTiers, Sink
 from cachemgr.counts import Counts
 from cachemgr.host_tier import HostTier
-from cachemgr.lease import Reservation, SlotLease
+from cachemgr.lease import FetchingLease, Reservation, SlotLease
 from cachemgr.no_pins import NoPins
 from cachemgr.other_blocks import FIRST_OTHER_SLOT
+from cachemgr.remote import NoRemoteTiers
 from cachemgr.secrets import CacheSecrets
 from cachemgr.settings import CacheSettings
 from cachemgr.shard import ALIGN, BlockAddress, ShardOpener, ShardSealer, Verdict, address_of
+
+if TYPE_CHECKING:
+    from cachemgr.cluster.contract import HostStore
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +72,7 @@ class HostCache:
         clock: Callable[[], float],
         pins: MemoryPins,
     ) -> None:
+        self._format = block_format
         self._hasher = BlockHasher(block_format, secrets.naming)
         self._opener = ShardOpener(block_format, secrets)
         self._sealer = ShardSealer(block_format, secrets)
@@ -75,6 +83,7 @@ class HostCache:
         self._clock = clock
         self._ttl_s = ttl_s
         self._pins = pins
+        self._remote: RemoteTiers = NoRemoteTiers()
         self._tier = self._new_tier()
         self._staging: list[npt.NDArray[np.uint8]] = []
         self._asked = False
@@ -95,17 +104,24 @@ class HostCache:
         return self._tier.table.known(hashes)
 
     def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
-        """See PrefixCache. Nothing is fetched from elsewhere yet, so the lease is ready at once."""
+        """See PrefixCache. The lease is ready at once unless there is more, and a place to fetch it from."""
         self._asked = True
-        tier = self._tier
+        tier, remote, clock = self._tier, self._remote, self._clock
         tier.table.sweep()
         slots = tier.table.pin(hashes)
-        return SlotLease(slots, hashes[: len(slots)], owner=self, tier=tier)
+        fetch = deadline is not None and len(slots) < len(hashes) and remote.active and clock() < deadline
+        if deadline is None or not fetch:
+            return SlotLease(slots, hashes[: len(slots)], owner=self, tier=tier)
+        lease = FetchingLease(slots, hashes, owner=self, tier=tier, clock=clock, deadline=deadline)
+        lease.wait_for(remote)
+        return lease
 
     def restore(self, lease: Lease, *, first: int, sink: Sink) -> int:
         """See PrefixCache. What the sink raises is engine trouble and passes through."""
         if not isinstance(lease, SlotLease) or lease.owner is not self:
             raise TypeError("restore takes a lease of this cache")
+        if not lease.ready:
+            raise RuntimeError("restore takes a lease that is ready: blocks of this one are on their way")
         if self._closed.is_set() or lease.tier is not self._tier:
             return first
         started = self._clock()
@@ -131,11 +147,10 @@ class HostCache:
         slot = tier.table.reserve(hashes, index)
         if slot is None:
             return None
-        arena, address = tier.arena(slot), address_of(hashes, index)
-        if arena is None or not arena.whole():
-            tier.table.cancel(address.hash)
+        address = address_of(hashes, index)
+        arena = tier.begin(slot, address)
+        if arena is None:
             return None
-        arena.invalidate(slot)
         return Reservation(slot, address=address, hashes=hashes, arena=arena, tier=tier)
 
     def commit(self, pending: PendingBlock) -> None:
@@ -149,6 +164,7 @@ class HostCache:
             return
         arena.publish(block.slot, self._sealer.seal(block.address, block.payload))
         table.publish(block.slot, block.address, block.hashes)
+        self._remote.offer(block.hashes, block.address.index)
 
     def abort(self, pending: PendingBlock) -> None:
         """See PrefixCache."""
@@ -164,11 +180,17 @@ class HostCache:
         if self._closed.is_set():
             return
         self._closed.set()
-        if self._refresher.ident is not None:
-            self._refresher.join()
-        self._tier.close()
-        self._pins.close()
-        self._files.close()
+        remote, self._remote = self._remote, NoRemoteTiers()
+        try:
+            remote.close()
+        finally:
+            self._let_go()
+
+    def reach_beyond(self, remote: "Callable[[HostStore], RemoteTiers]") -> None:
+        """Use the tiers that `remote` makes of our store; `close` closes them. Before the first request."""
+        from cachemgr.host_store import TierStore  # a cache that is alone does without the cluster's code
+
+        self._remote = remote(TierStore(self._format, opener=self._opener, tier=lambda: self._tier))
 
     def check_integrity(self) -> None:
         """AssertionError if index, order, pins and arenas contradict each other.
@@ -176,6 +198,13 @@ class HostCache:
         O(n): for tests and idle checks.
         """
         self._tier.check_integrity()
+
+    def _let_go(self) -> None:
+        if self._refresher.ident is not None:
+            self._refresher.join()
+        self._tier.close()
+        self._pins.close()
+        self._files.close()
 
     def _stage(self, lease: SlotLease, blocks: range, staging: npt.NDArray[np.uint8]) -> int:
         """Copy and check `blocks` into rows of `staging`; how many leading ones passed.
@@ -292,12 +321,21 @@ def open_cache(
     *,
     clock: Callable[[], float] = time.monotonic,
     pins: MemoryPins | None = None,
+    remote: "Callable[[HostStore], RemoteTiers] | None" = None,
 ) -> HostCache:
     """Open the host tier: take over what a process before left, reserve the rest.
 
-    CacheError only for wrong settings. `pins` is closed with the cache.
+    CacheError only for wrong settings. `pins` is closed with the cache. `remote` is called once, with the
+    host tier as other nodes see it; what it returns is closed first of all when the cache closes.
     """
     files = ArenaFiles(block_format, settings)
-    return HostCache(
+    cache = HostCache(
         block_format, files, secrets=secrets, ttl_s=settings.ttl_s, clock=clock, pins=pins or NoPins()
     )
+    if remote is not None:
+        try:
+            cache.reach_beyond(remote)
+        except BaseException:
+            cache.close()
+            raise
+    return cache

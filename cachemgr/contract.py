@@ -48,13 +48,14 @@ class BlockFormat:
 class Lease(Protocol):
     """Pins the first `blocks` blocks of a chain until `release`; evictors pass them by.
 
+    While blocks are fetched from beyond this process it is not ready; it is at its deadline at the latest.
     A block in the arena of another process of the node cannot be pinned: it counts here, and may be gone when
     it is restored.
     """
 
     @property
     def blocks(self) -> int:
-        """How many leading blocks of the asked chain are pinned or on their way."""
+        """How many leading blocks of the asked chain are pinned; may grow until `ready`."""
         ...
 
     @property
@@ -63,7 +64,7 @@ class Lease(Protocol):
         ...
 
     def release(self) -> None:
-        """Unpin. Idempotent."""
+        """Unpin, and wait for nothing any more. Idempotent; any thread, at any moment."""
         ...
 
 
@@ -88,12 +89,16 @@ class PrefixCache(Protocol):
         ...
 
     def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
-        """Pin the longest known run (possibly empty). `deadline`: time.monotonic() seconds."""
+        """Pin the longest known run (possibly empty); fetch what is missing of the chain until `deadline`.
+
+        `deadline`: time.monotonic() seconds; None: nothing is fetched.
+        """
         ...
 
     def restore(self, lease: Lease, *, first: int, sink: Sink) -> int:
         """Copy, check and hand over blocks first … lease.blocks−1; how many blocks from 0 are now usable.
 
+        RuntimeError if the lease is not ready.
         Stops at the first block that fails its checks; the rest is not used, but checked as well. Each one
         that fails is removed and counted, so that `prepare` takes all that must be computed again. One that
         its writer, another process, changed meanwhile is counted as stale and only forgotten here. A block of
@@ -142,6 +147,33 @@ class MemoryPins(Protocol):
 
     def close(self) -> None:
         """Nothing is in use any more. Idempotent."""
+        ...
+
+
+class RemoteTiers(Protocol):
+    """All tiers beyond this process's memory, for one block format. Any thread; never blocks."""
+
+    @property
+    def active(self) -> bool:
+        """False: nothing is beyond, and nobody waits for it."""
+        ...
+
+    def fetch(
+        self, hashes: Sequence[BlockHash], *, deadline: float, done: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Bring what is missing of the chain into the host tier until `deadline` (monotonic seconds).
+
+        `done` is called exactly once, from any thread, also on failure, and perhaps before this returns.
+        What is returned gives up interest: idempotent, from any thread; `done` is still called.
+        """
+        ...
+
+    def offer(self, hashes: Sequence[BlockHash], index: int) -> None:
+        """Block `index` of the chain was committed here."""
+        ...
+
+    def close(self) -> None:
+        """Stop using the store: it goes away when this returns. Idempotent."""
         ...
 
 

@@ -26,6 +26,17 @@ class Counts:
     lost_arenas: int = 0
     """Deleted or cut, while we used them, by something that is no cache."""
     full_refusals: int = 0
+    received_blocks: int = 0
+    """Published here, made elsewhere."""
+    dropped_blocks: int = 0
+    """They belong to other nodes now."""
+    fetches: int = 0
+    """Leases that had to wait for blocks from elsewhere."""
+    fetched_blocks: int = 0
+    """What those leases grew by."""
+    fetch_seconds: float = 0.0
+    fetch_timeouts: int = 0
+    """Fetches that were not done at their deadline."""
 
     def totals(self) -> dict[str, float]:
         """Every total as `cache_<what>_total`."""

@@ -8,6 +8,7 @@ Threads: `attach`, `refresh` and `close` by one; everything else by any.
 
 import logging
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from cachemgr.contract import BlockHash, MemoryPins
 from cachemgr.counts import Counts
 from cachemgr.other_arenas import OtherArenas
 from cachemgr.other_blocks import FIRST_OTHER_SLOT
-from cachemgr.shard import ShardOpener
+from cachemgr.shard import BlockAddress, ShardOpener, address_in
 from cachemgr.slot_table import SlotTable
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class HostTier:
         self._pins = pins
         self._counts = counts
         self._arenas: tuple[Arena, ...] = ()
+        self._taken_in: tuple[Arena, ...] = ()
+        """Of `_arenas`: those whose every slot the table knows."""
         self.table = SlotTable(files.capacity, ttl_s=ttl_s, erase=self._erase, clock=clock, counts=counts)
         self._others = OtherArenas(files, opener=opener, table=self.table)
 
@@ -63,6 +66,7 @@ class HostTier:
         self.table.add_unreadable((first + np.flatnonzero(unreadable)).tolist())
         for run in _runs(~readable & ~unreadable):
             self.table.add_empty(range(first + run.start, first + run.stop))
+        self._taken_in = (*self._taken_in, arena)
         log.info("host tier: %s: %d slots, %d blocks found", arena.path, len(arena.slots), len(names))
 
     def refresh(self, *, scan: bool) -> None:
@@ -72,6 +76,23 @@ class HostTier:
     def arena(self, slot: int) -> Arena | None:
         """The arena of ours that has this slot; None once the tier is closed."""
         return next((arena for arena in self._arenas if slot in arena.slots), None)
+
+    @property
+    def arenas(self) -> tuple[Arena, ...]:
+        """Ours; none once the tier is closed."""
+        return self._arenas
+
+    def begin(self, slot: int, address: BlockAddress) -> Arena | None:
+        """The arena of a slot that was just reserved, what it held before unpublished.
+
+        None, and the slot given back, if the arena is lost.
+        """
+        arena = self.arena(slot)
+        if arena is None or not arena.whole():
+            self.table.cancel(address.hash)
+            return None
+        arena.invalidate(slot)
+        return arena
 
     def holder(self, slot: int) -> ArenaView | None:
         """The arena of a leased slot, ours or another's; None if it is let go."""
@@ -92,10 +113,13 @@ class HostTier:
 
     def check_integrity(self) -> None:
         """AssertionError if index, order, pins and arenas contradict each other; O(n)."""
-        for name, slot in self.table.check_integrity():
+        taken_in = chain.from_iterable(arena.slots for arena in self._taken_in)
+        for name, slot in self.table.check_integrity(taken_in):
             arena = self.arena(slot)
             assert arena is not None, f"slot {slot} is in no arena"
-            assert arena.header(slot)[32:48] == name, f"slot {slot} is published under another name"
+            address = address_in(arena.header(slot))
+            assert address is not None, f"slot {slot} is indexed and not published"
+            assert address.hash == name, f"slot {slot} is published under another name"
 
     def close(self) -> None:
         """Forget everything; what is leased or reserved is so in name only. Our arenas stay open."""
@@ -103,6 +127,7 @@ class HostTier:
         self._others.close()
         for arena in self._arenas:
             self._pins.unlock(arena.rows)
+        self._taken_in = ()
         self._arenas = ()  # the table refers back to us: a map must not wait for the cycle to be collected
 
     def _erase(self, slot: int) -> None:

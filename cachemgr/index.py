@@ -178,6 +178,6 @@ class BlockIndex:
         """Every slot that holds nothing; O(n), for checks and tests."""
         return set(self._free).union(*self._fresh)
 
-    def reserved_slots(self) -> set[int]:
+    def reserved_slots(self) -> list[int]:
         """Every slot that is being written."""
-        return set(self._reserved.values())
+        return list(self._reserved.values())

@@ -8,15 +8,17 @@ from cachemgr.index import BlockIndex
 
 
 def check_slots(
-    index: BlockIndex, order: EvictionPolicy, *, rejected: Iterable[int]
+    index: BlockIndex, order: EvictionPolicy, *, rejected: Iterable[int], slots: Iterable[int]
 ) -> list[tuple[BlockHash, int]]:
     """AssertionError if they contradict each other; every resident block and its slot.
 
-    `rejected`: slots that failed a check and wait for their last reader.
+    `rejected`: slots that failed a check and wait for their last reader. `slots`: all that were ever taken
+    in, so that none is lost.
     """
     resident = list(index.resident())
-    empty, reserved = index.free_slots(), index.reserved_slots()
+    empty, reserved = index.free_slots(), set(index.reserved_slots())
     assert not empty & reserved
+    assert len(reserved) == len(index.reserved_slots()), "two blocks are being written to one slot"
     for name, slot in resident:
         assert index.name(slot) == name
         assert slot not in empty | reserved
@@ -25,6 +27,10 @@ def check_slots(
         assert not (slot in order and index.pins(slot)), f"slot {slot} is pinned and evictable"
         assert not named or slot in order or index.pins(slot), f"slot {slot} can never be evicted"
         assert slot not in order or slot not in (empty | reserved), f"slot {slot} is empty and evictable"
+        assert not index.pins(slot) or slot not in (empty | reserved), f"slot {slot} is empty and pinned"
     assert index.pinned == sum(index.pins(slot) for slot in range(index.capacity))
     assert all(index.pins(slot) for slot in rejected)
+    for slot in slots:
+        used = slot in order or slot in empty or slot in reserved or index.pins(slot)
+        assert used, f"slot {slot} is lost: neither empty nor written, evictable nor pinned"
     return resident

@@ -29,8 +29,12 @@ class OtherBlocks:
 
     def has(self, name: BlockHash, *, used_after: float) -> bool:
         """True if another process holds the block."""
+        return self.find(name, used_after=used_after) is not None
+
+    def find(self, name: BlockHash, *, used_after: float) -> int | None:
+        """The slot of a block found here and used after that time."""
         slot = self._slots.get(name)
-        return slot is not None and self._used[slot] > used_after
+        return slot if slot is not None and self._used[slot] > used_after else None
 
     def run(self, names: Sequence[BlockHash], *, used_after: float) -> list[int]:
         """Slots of the longest leading run of `names` found here and used after that time."""

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import blake2b
 from hmac import compare_digest
 from typing import Any
 
@@ -51,10 +52,13 @@ HEADER_DTYPE = np.dtype(
 )  # fmt: skip
 
 _TAGGED = struct.Struct("<II4sBBBBBBHHHII16s16s16s8sQ16s")
+_ADDRESS = struct.Struct("<II16s16s16s")
+_ADDRESS_OFFSET = 24
 _GEOMETRY_FIELDS = ("dtype", "rank", "ranks", "layers", "zero", "heads", "head_dim", "tokens")
 _DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
 _TAG_PURPOSE = b"tensorcache/shard-tag/1"
 _TAG_SESSION = 0x01
+_FORMAT_IDENTITY, _FORMAT_GEOMETRY = 0x01, 0x02
 _KEPT_SESSION_KEYS = 1024
 
 assert (_TAGGED.size, HEADER_DTYPE.itemsize) == (TAGGED_NBYTES, HEADER_NBYTES)
@@ -86,6 +90,14 @@ def address_of(hashes: Sequence[BlockHash], index: int) -> BlockAddress:
     return BlockAddress(hashes[index], parent, hashes[index - index % SEGMENT_BLOCKS], index)
 
 
+def address_in(header: bytes) -> BlockAddress | None:
+    """Where the block of a header stands, as the header says, unchecked; None if it is no header."""
+    if len(header) != HEADER_NBYTES or header[MAGIC_OFFSET : MAGIC_OFFSET + len(MAGIC)] != MAGIC:
+        return None
+    index, _, name, parent, segment = _ADDRESS.unpack_from(header, _ADDRESS_OFFSET)
+    return BlockAddress(BlockHash(name), BlockHash(parent), BlockHash(segment), index)
+
+
 def slot_nbytes(payload_nbytes: int) -> int:
     """Header and payload, padded with zeros to a multiple of 128."""
     return HEADER_NBYTES + -(-payload_nbytes // ALIGN) * ALIGN
@@ -106,6 +118,13 @@ def geometry_fields(block_format: BlockFormat, *, rank: int = 0, ranks: int = 1)
     if min(f.layers, f.kv_heads, f.head_dim, f.block_tokens) < 1 or len(f.kv_identity) != 16:
         raise ValueError(f"block format: sizes must be ≥ 1 and kv_identity 16 bytes, got {f}")
     return fields
+
+
+def format_id(block_format: BlockFormat) -> bytes:
+    """16 bytes that are equal where blocks can be exchanged: of one identity and geometry."""
+    geometry = b"".join(field.to_bytes(4, "little") for field in geometry_fields(block_format))
+    fields = encode_fields([(_FORMAT_IDENTITY, block_format.kv_identity), (_FORMAT_GEOMETRY, geometry)])
+    return blake2b(fields, digest_size=16).digest()
 
 
 class ShardSealer:

@@ -268,14 +268,14 @@ def test_a_block_in_two_foreign_arenas_is_one_entry(host: Host, frozen: None) ->
     reader = host.open(blocks=24, arena_bytes=8 * STRIDE)
     assert read(reader, hashes) == 3
     assert reader.counters()["cache_foreign_blocks"] == 3
-    assert len(reader._tier.table._others._used) == 3, "nothing is kept of the copy that is not used"
+    assert len(reader._tier.table._state.others._used) == 3, "nothing is kept of the copy that is not used"
     host.arenas()[0].unlink()
     reader._refresh_arenas()
     assert read(reader, hashes) == 3
     host.arenas()[0].unlink()
     reader._refresh_arenas()
     assert reader.lookup(hashes) == 0
-    assert not reader._tier.table._others._used
+    assert not reader._tier.table._state.others._used
 
 
 def test_an_arena_taken_over_under_a_lease_costs_that_lease_its_rest(host: Host, frozen: None) -> None:

@@ -27,7 +27,7 @@ class Bytes:
         self.table.add_empty(range(slots if empty is None else empty))
 
     def erase(self, slot: int) -> None:
-        assert not self.table._lock.locked(), "bytes are touched while everybody waits"
+        assert not self.table._state.lock.locked(), "bytes are touched while everybody waits"
         self.erased.append(slot)
         self.meanwhile()
 
