@@ -7,11 +7,12 @@ here             both, and swapper, recheck → DecoderService
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from backend.access import Authoriser
 from backend.first_release import open_first
-from backend.metrics import Instruments
+from backend.metrics import Instruments, Reading
 from backend.open_release import OpenRelease
 from backend.parsing.limits import FORWARDED_HEADERS
 from backend.process import Clock, Process
@@ -21,8 +22,10 @@ from backend.service import DecoderService
 from backend.settings import ModelSettings, NodeSettings
 from backend.swapper import Swapper, SwapSettings
 from backend.text import TextModel
-from cachemgr import PrefixCache
+from cachemgr import Cluster, NoCluster, PrefixCache, join_cluster
 from engines import Engine, at_once, give_back_freed_memory
+
+PEER = "peer"
 
 
 def open_decoder(
@@ -37,11 +40,15 @@ def open_decoder(
 ) -> DecoderService:
     """Load the current release of `version_dir` and put it in service."""
     process = Process.around(settings, instruments, labels, forwarded_headers=node.forwarded_headers)
-    opener = ReleaseOpener(model, version_dir, node=node, process=process)
-    if settings.swap == "off":  # whoever loads wants this one
-        serving = opener.current(beside=None, run=at_once)
-    else:
-        serving = open_first(opener, version_dir, run=at_once)
+    with ExitStack() as undo:
+        cluster = _join(node, settings, process)
+        undo.callback(cluster.close)
+        opener = ReleaseOpener(model, version_dir, node=node, cluster=cluster, process=process)
+        if settings.swap == "off":  # whoever loads wants this one
+            serving = opener.current(beside=None, run=at_once)
+        else:
+            serving = open_first(opener, version_dir, run=at_once)
+        undo.pop_all()
     give_back_freed_memory()
     loop, admission, watchdog = process.start_serving(serving, authoriser)
     recheck = Recheck(
@@ -69,8 +76,17 @@ def open_decoder(
     )
     return DecoderService(
         serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
-        drain_s=settings.drain_s, swapper=swapper, recheck=recheck,
+        drain_s=settings.drain_s, swapper=swapper, recheck=recheck, cluster=cluster,
     )  # fmt: skip
+
+
+def _join(node: NodeSettings, settings: ModelSettings, process: Process) -> Cluster:
+    """A model without a cache has nothing to share."""
+    cluster = NoCluster() if settings.cache == "off" else join_cluster(node.cache, node.cluster)
+    process.ledger.open(
+        cluster, lambda: [Reading(name, value, PEER) for name, value in cluster.counters().items()]
+    )
+    return cluster
 
 
 def wire(

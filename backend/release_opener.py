@@ -12,9 +12,9 @@ from backend.gpu_memory import GpuMemory
 from backend.no_cache import NoCache
 from backend.open_release import OpenRelease
 from backend.process import HOST_DEVICE, Process
-from backend.settings import ModelSettings, NodeSettings
+from backend.settings import NodeSettings
 from backend.text import TextModel
-from cachemgr import BlockFormat, CacheSecrets, PrefixCache, open_cache
+from cachemgr import BlockFormat, CacheSecrets, Cluster, PrefixCache, open_cache
 from engines import (
     EngineManifest,
     EngineSpec,
@@ -33,10 +33,13 @@ GPU_RUNTIME = "tensorrt"
 class ReleaseOpener:
     """Runs the whole load chain, from the signature to the golden token, and opens what passes it."""
 
-    def __init__(self, model: str, version_dir: Path, *, node: NodeSettings, process: Process) -> None:
+    def __init__(
+        self, model: str, version_dir: Path, *, node: NodeSettings, cluster: Cluster, process: Process
+    ) -> None:
         self._model = model
         self._version_dir = version_dir
         self._node = node
+        self._cluster = cluster
         self._process = process
         self._text: tuple[object, TextModel] | None = None
         """That of the release opened last, and what it was made of."""
@@ -73,7 +76,7 @@ class ReleaseOpener:
             elif beside is not None and _same_blocks(spec, beside.spec):
                 opened = self._process.assemble(engine, beside.cache, text=text, device=device)
             else:
-                cache = open_prefix_cache(spec, manifest, settings=self._process.settings, node=self._node)
+                cache = self._open_cache(spec, manifest)
                 undo.callback(cache.close)
                 opened = self._process.assemble(engine, cache, text=text, device=device)
             undo.pop_all()
@@ -82,6 +85,23 @@ class ReleaseOpener:
         if manifest.runtime == GPU_RUNTIME:
             self._process.ledger.open(self, self._gpu_memory.readings)
         return opened
+
+    def _open_cache(self, spec: EngineSpec, manifest: EngineManifest) -> PrefixCache:
+        """The host tier for this engine's identity and what is behind it, or the null cache."""
+        settings, node = self._process.settings, self._node
+        if settings.cache == "off":
+            return NoCache()
+        block_format = BlockFormat(
+            kv_identity=spec.kv_identity,
+            dtype=manifest.kv_dtype,
+            layers=spec.geometry.layers,
+            kv_heads=spec.geometry.kv_heads,
+            head_dim=spec.geometry.head_dim,
+            block_tokens=spec.block_tokens,
+        )
+        secrets = CacheSecrets.load(node.secrets_dir)
+        pins = open_page_locker(manifest.runtime, device=settings.device)
+        return open_cache(block_format, node.cache, secrets, pins=pins, remote=self._cluster.tiers)
 
     def _text_of(self, release: VerifiedRelease) -> TextModel:
         """The text side. Reading a tokenizer holds Python's lock for long: an equal one is not read again."""
@@ -113,21 +133,3 @@ def _same_blocks(one: EngineSpec, other: EngineSpec) -> bool:
     return (one.kv_identity, one.block_shape, one.kv_dtype) == (
         other.kv_identity, other.block_shape, other.kv_dtype
     )  # fmt: skip
-
-
-def open_prefix_cache(
-    spec: EngineSpec, manifest: EngineManifest, *, settings: ModelSettings, node: NodeSettings
-) -> PrefixCache:
-    """The host tier for this engine's identity, or the null cache."""
-    if settings.cache == "off":
-        return NoCache()
-    block_format = BlockFormat(
-        kv_identity=spec.kv_identity,
-        dtype=manifest.kv_dtype,
-        layers=spec.geometry.layers,
-        kv_heads=spec.geometry.kv_heads,
-        head_dim=spec.geometry.head_dim,
-        block_tokens=spec.block_tokens,
-    )
-    pins = open_page_locker(manifest.runtime, device=settings.device)
-    return open_cache(block_format, node.cache, CacheSecrets.load(node.secrets_dir), pins=pins)

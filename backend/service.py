@@ -22,6 +22,7 @@ from backend.replies import Replies, Sender
 from backend.step_loop import StepLoop
 from backend.swapper import Swapper
 from backend.watchdog import Watchdog
+from cachemgr import Cluster, NoCluster
 
 
 class DecoderService:
@@ -38,6 +39,7 @@ class DecoderService:
         drain_s: float,
         swapper: Swapper | None = None,
         recheck: Recheck | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         """Without a swapper, `serving` serves to the end; with one, it is the swapper's to close."""
         self._serving = serving if swapper is None else None
@@ -48,6 +50,7 @@ class DecoderService:
         self._drain_s = drain_s
         self._swapper = swapper
         self._recheck = recheck
+        self._cluster = cluster or NoCluster()
         replies.start()
         loop.start()
         watchdog.start()
@@ -102,3 +105,4 @@ class DecoderService:
         serving = self._swapper.serving if self._swapper is not None else self._serving
         if serving is not None and ended:
             serving.close()
+        self._cluster.close()

@@ -17,7 +17,7 @@ import msgspec
 from backend.errors import ConfigError
 from backend.parsing.limits import FORWARDED_HEADERS
 from backend.scheduler import SchedulerLimits
-from cachemgr import CacheError, CacheSettings
+from cachemgr import CacheError, CacheSettings, ClusterSettings
 from engines import EngineOptions, TrustSettings
 
 T = TypeVar("T")
@@ -119,6 +119,7 @@ class _NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trust: _Trust = _Trust()
     secrets: _Secrets = _Secrets()
     host: _Host = _Host()
+    cluster: ClusterSettings = ClusterSettings()
 
 
 class NodeSettings(msgspec.Struct, frozen=True):
@@ -130,6 +131,7 @@ class NodeSettings(msgspec.Struct, frozen=True):
     trust: TrustSettings
     secrets_dir: Path
     cache: CacheSettings
+    cluster: ClusterSettings = ClusterSettings()
     forwarded_headers: frozenset[str] = FORWARDED_HEADERS
 
 
@@ -157,9 +159,9 @@ def read_node_settings(path: Path) -> NodeSettings:
         raise ConfigError(f"{path}: expected a readable tensorcache.toml, found: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected TOML, found: {error}") from None
-    file = _convert(data, _NodeFile, where=f"{path}:")
     root = path.resolve().parent
     try:
+        file = _convert(data, _NodeFile, where=f"{path}:")
         cache = CacheSettings(
             cluster=file.node.cluster,
             node=file.node.id,
@@ -175,7 +177,16 @@ def read_node_settings(path: Path) -> NodeSettings:
         trust=TrustSettings(keys, dict(file.trust.min_release)),
         secrets_dir=root / file.secrets.dir,
         cache=cache,
+        cluster=_anchored(file.cluster, root),
         forwarded_headers=frozenset(name.lower() for name in file.frontend.forwarded_headers),
+    )
+
+
+def _anchored(cluster: ClusterSettings, root: Path) -> ClusterSettings:
+    """Its paths made absolute."""
+    files = {name: getattr(cluster, name) for name in ("state_dir", "tls_cert", "tls_key", "tls_ca")}
+    return msgspec.structs.replace(
+        cluster, **{name: str(root / file) for name, file in files.items() if file}
     )
 
 

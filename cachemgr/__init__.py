@@ -5,6 +5,7 @@
     cache           the two paths below, and the thread that looks after the arenas
     host_tier       arenas and the table of their slots, replaced as a whole when an arena is lost
     slot_table      which slot may be found, pinned, evicted, reserved: all that the one lock guards
+    ├ slot_state    what is behind that lock;  `single_blocks` the same for blocks without their chain
     ├ index         name → slot, and a row per slot
     ├ eviction      which block goes next
     ├ other_blocks  name → slot in the arena of another process
@@ -15,7 +16,10 @@
     arena_files     which files are taken over, created, deleted, within one bound per node
     other_arenas    what other processes of this node publish in theirs
     lane_tier       lanes of finished sequences, for the next prompt with the same beginning
-    ring            which node owns which segment;  `cluster` the nodes that share their caches (imported on demand)
+    joining         whether this process is one of a cluster, and the null object where it is not
+    host_store      the host tier as other nodes see it: single blocks held, received, listed, dropped
+    ring            which node owns which segment;  `cluster` nodes that share their caches
+    redis_client    alone speaks to Redis, for the cluster's membership
     remote, no_pins the null objects where no tier beyond this process, and no GPU, is configured
     secrets, keys   what names and tags are keyed with, and how keys are derived
     settings        bounds and names of a node;  `errors` the refusals;  `counts` what the metrics show
@@ -36,6 +40,7 @@ Never imports engines or backend.
 """
 
 from cachemgr.cache import HostCache, open_cache
+from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import (
     BlockFormat,
     BlockHash,
@@ -43,12 +48,13 @@ from cachemgr.contract import (
     MemoryPins,
     PendingBlock,
     PrefixCache,
-    RemoteTier,
+    RemoteTiers,
     Sink,
 )
 from cachemgr.errors import CacheError, SecretsError, SettingsError
+from cachemgr.joining import Cluster, NoCluster, join_cluster
 from cachemgr.lane_tier import LaneTier
-from cachemgr.remote import NoRemoteTier
+from cachemgr.remote import NoRemoteTiers
 from cachemgr.secrets import CacheSecrets, complete_secrets
 from cachemgr.settings import CacheSettings
 
@@ -58,17 +64,21 @@ __all__ = [
     "CacheError",
     "CacheSecrets",
     "CacheSettings",
+    "Cluster",
+    "ClusterSettings",
     "HostCache",
     "LaneTier",
     "Lease",
     "MemoryPins",
-    "NoRemoteTier",
+    "NoCluster",
+    "NoRemoteTiers",
     "PendingBlock",
     "PrefixCache",
-    "RemoteTier",
+    "RemoteTiers",
     "SecretsError",
     "SettingsError",
     "Sink",
     "complete_secrets",
+    "join_cluster",
     "open_cache",
 ]

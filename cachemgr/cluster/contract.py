@@ -9,8 +9,8 @@
     control (gRPC), bulk channel        what travels
 
 Everything but `HostStore` belongs to the IO thread (T3) and its asyncio loop. A position on the ring is that
-of a segment: all blocks of a segment live together. Nothing here makes the ring a matter of safety: nodes that
-disagree about it miss blocks, and never read wrong ones.
+of a segment: all blocks of a segment live together. The ring is no matter of safety: nodes that disagree
+about it miss blocks, and never read wrong ones.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ class IncomingShard(Protocol):
 
 
 class HostStore(Protocol):
-    """The host tier of one block format, as the cluster sees it. Any thread; waits for nothing but one short lock.
+    """The host tier of one block format, as the cluster sees it. Any thread; waits for one short lock.
 
     Calls on a store that was closed meanwhile find nothing and take nothing; they never raise for that.
     """
@@ -110,7 +110,7 @@ class HostStore(Protocol):
         ...
 
     def check(self, header: bytes, address: BlockAddress) -> ShardCheck | Verdict:
-        """Judge a private copy of a header; a ShardCheck to feed the payload to, if all that is left is the tag."""
+        """Judge a private copy of a header; a ShardCheck to feed the payload to, if only the tag is left."""
         ...
 
     def publish(self, shard: IncomingShard, header: bytes) -> None:
@@ -140,7 +140,7 @@ class HostStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a `get` brought: per asked block whether it is in the store now; bytes that travelled or were copied."""
+    """What a `get` brought: for each block, whether it is in the store now; bytes that were moved."""
 
     arrived: tuple[bool, ...]
     nbytes: int = 0
@@ -151,8 +151,8 @@ class Fetched:
 class Peer(Protocol):
     """Another node. Every call ends by its deadline (time.monotonic() seconds), and never raises for trouble.
 
-    Trouble (refused, silent, half an answer, other bytes than asked) is a miss and a counter; enough of it opens
-    the peer's breaker.
+    Trouble (refused, silent, half an answer, other bytes than asked) is a miss and a counter; enough of it
+    opens the peer's breaker.
     """
 
     @property
@@ -211,7 +211,7 @@ class Peer(Protocol):
         ...
 
     async def exchange_ring(self, *, deadline: float) -> Version | None:
-        """Show it our ring and take its ring if that is newer; the version it has after that. None in trouble."""
+        """Show it our ring and take its ring if that is newer; the version it has then. None in trouble."""
         ...
 
 
@@ -236,7 +236,7 @@ class Rings(Protocol):
 
     @property
     def node(self) -> NodeId:
-        """This node's id."""
+        """The id of this node."""
         ...
 
     @property
@@ -250,7 +250,7 @@ class Rings(Protocol):
         ...
 
     def install(self, state: RingState) -> bool:
-        """Take a ring if its version is higher than ours: persist, then tell listeners. False if it is not."""
+        """Take a ring if its version is higher than ours: persist, tell listeners. False if it is not."""
         ...
 
     def listen(self, listener: RingListener) -> None:
@@ -267,11 +267,11 @@ class Membership(Protocol):
         ...
 
     async def start(self, rings: Rings, peers: Peers) -> None:
-        """Begin; returns once the first ring is installed, from the store, the disk or the list, within a bound."""
+        """Begin; returns within a bound, once a ring is installed: of store, disk or list."""
         ...
 
     async def publish(self, state: RingState, *, replaces: Version) -> Version | None:
-        """Make `state` the cluster's ring in place of `replaces`. None if it won, else the version it lost to."""
+        """Make `state` the cluster's ring in place of `replaces`. None if it won, else what it lost to."""
         ...
 
     async def nodes(self) -> Mapping[NodeId, NodeSpec]:

@@ -68,16 +68,19 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if value:
                 split_address(value, field=field)
         if self.redis and self.members:
-            raise SettingsError("members", "must be empty when redis is set: the ring is kept there", len(self.members))
+            problem = "must be empty when redis is set: the ring is kept there"
+            raise SettingsError("members", problem, len(self.members))
         if self.listen and not (self.redis or self.members):
             raise SettingsError("members", "must list the nodes of the cluster, unless redis is set", ())
         if len({member.id for member in self.members}) < len(self.members):
-            raise SettingsError("members", "must name every node once", [member.id for member in self.members])
+            names = [member.id for member in self.members]
+            raise SettingsError("members", "must name every node once", names)
         tls = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(tls) and not all(tls):
             raise SettingsError("tls_cert, tls_key, tls_ca", "must be set all together or not at all", tls)
         if self.listen and not all(tls) and not is_loopback(self.listen):
-            raise SettingsError("listen", "must be a loopback address unless tls_cert, tls_key and tls_ca are set", self.listen)
+            problem = "must be a loopback address unless tls_cert, tls_key and tls_ca are set"
+            raise SettingsError("listen", problem, self.listen)
 
     @property
     def enabled(self) -> bool:
@@ -99,7 +102,7 @@ def split_address(text: str, *, field: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """True if `host:port` can only be reached from this host; a name other than localhost is taken for not."""
+    """True if `host:port` can only be reached from this host; other names than localhost do not count."""
     host, _ = split_address(address, field="address")
     if host == "localhost":
         return True

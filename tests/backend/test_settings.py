@@ -145,3 +145,42 @@ def test_swap_settings_have_bounds_and_the_largest_chunk_bounds_the_prewarm():
     for name, value in (("swap", "later"), ("swap_poll_s", "0"), ("device", "-1"), ("sampler", "gpu")):
         with pytest.raises(ConfigError, match=f"config.pbtxt parameter {name}: expected"):
             read_model_settings({name: value})
+
+
+def test_cluster_section(tmp_path: Path) -> None:
+    file = tmp_path / "tensorcache.toml"
+    file.write_text(
+        '[cluster]\nlisten = "127.0.0.1:7400"\nstate_dir = "ring"\n'
+        'members = [{id = "node-1", address = "127.0.0.1:7400"},\n'
+        '           {id = "node-2", address = "127.0.0.1:7401"}]\n'
+    )
+    cluster = read_node_settings(file).cluster
+    assert cluster.enabled
+    assert [member.id for member in cluster.members] == ["node-1", "node-2"]
+    assert cluster.state_dir == str(tmp_path / "ring")
+
+
+def test_a_node_is_alone_by_default(tmp_path: Path) -> None:
+    file = tmp_path / "tensorcache.toml"
+    file.write_text("")
+    assert not read_node_settings(file).cluster.enabled
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('listen = "127.0.0.1"', "listen: must be host:port"),
+        ('listen = "127.0.0.1:70000"', "listen: must be host:port with a port up to 65535"),
+        ('listen = "10.0.0.1:7400"\nredis = "redis://127.0.0.1"', "listen: must be a loopback address"),
+        ('listen = "127.0.0.1:7400"', "members: must list the nodes of the cluster"),
+        ('tls_cert = "a.pem"', "tls_cert, tls_key, tls_ca: must be set all together"),
+        ("replicas = 4", "cluster.replicas: expected `int` <= 3, found 4"),
+        ("colour = 1", "cluster.colour: unknown key"),
+    ],
+)
+def test_cluster_section_refused(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "tensorcache.toml"
+    file.write_text(f"[cluster]\n{text}\n")
+    with pytest.raises(ConfigError) as refused:
+        read_node_settings(file)
+    assert problem.replace("`", "") in str(refused.value).replace("`", "")
