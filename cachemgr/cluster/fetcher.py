@@ -267,19 +267,19 @@ class Fetcher:
 
     async def _bring(self, part: _Part) -> None:
         """Ask the segment's candidates in turn for what is still missing."""
-        lacking: list[tuple[NodeId, frozenset[BlockHash]]] = []
+        lacking: list[tuple[NodeId, list[BlockAddress]]] = []
         for candidate in self._candidates.of(part.blocks[0].segment):
             if (part.asked and not part.extended) or self._clock() >= part.deadline:
                 return
             answer = await self._ask(part, candidate.peer)
             part.missing = [block for block in part.missing if block.hash not in answer.arrived]
-            for node, names in lacking:
-                if repaired := names & answer.arrived:
-                    self._repair.give(part.store, node, repaired)
+            for node, blocks in lacking if answer.arrived else ():
+                found = [block for block in blocks if block.hash in answer.arrived]
+                self._repair.give(part.store, node, found)
             if not part.missing:
                 return
             if answer.denied and candidate.owner:
-                lacking.append((candidate.peer.node, frozenset(block.hash for block in part.missing)))
+                lacking.append((candidate.peer.node, part.missing))
 
     async def _ask(self, part: _Part, peer: Peer) -> Answer:
         """Ask one peer; again if its time was up, and somebody joined meanwhile who has more."""

@@ -1,8 +1,8 @@
 """An owner that a read found without a block is given it, in the background.
 
 Whoever brought a block from a later candidate gives it to the owners of the ring in force that were asked
-before and did not have it. That is a courtesy, and bounded as such: few blocks wait, bytes per second are
-limited, and nobody is offered the same block again for a while.
+before and did not have it. That is a courtesy, and bounded as such: few blocks wait, the giver keeps to its
+pace, and nobody is offered the same block again for a while.
 
 Threads: the IO loop.
 """
@@ -13,11 +13,11 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from cachemgr.cluster.background import Pace
 from cachemgr.cluster.contract import HostStore, Peers
-from cachemgr.cluster.settings import ClusterSettings
+from cachemgr.cluster.giver import Giver
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeId
+from cachemgr.shard import BlockAddress
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ _MOST_WAITING = 1024
 _MOST_RECENT = 4096
 _AGAIN_S = 30.0
 """Before the same block is offered to the same owner again."""
-_PUT_NBYTES = 4 << 20
-_PUT_BLOCKS = 64
+_TOGETHER = 64
+"""Blocks that are given to one node before the next one's turn."""
 
 
 @dataclass(slots=True)
@@ -45,35 +45,32 @@ class RepairCounts:
 
 
 class ReadRepair:
-    """Its task lives while something waits."""
+    """Its task lives while something waits. `giver`: one of its own, as its pace is."""
 
-    def __init__(self, peers: Peers, *, settings: ClusterSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, peers: Peers, giver: Giver, *, clock: Callable[[], float]) -> None:
         self._peers = peers
-        self._call_s = settings.call_s
+        self._giver = giver
         self._clock = clock
-        self._pace = Pace(settings.copy_bytes_per_s, clock=clock)
         self._counts = RepairCounts()
-        self._waiting: dict[tuple[NodeId, BlockHash], HostStore] = {}
+        self._waiting: dict[tuple[NodeId, BlockHash], tuple[HostStore, BlockAddress]] = {}
         self._recent: dict[tuple[NodeId, BlockHash], float] = {}
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def give(self, store: HostStore, node: NodeId, names: Iterable[BlockHash]) -> None:
+    def give(self, store: HostStore, node: NodeId, blocks: Iterable[BlockAddress]) -> None:
         """`node` should have these blocks, which are in `store` now."""
         if self._closed:
             return
         now = self._clock()
-        for name in names:
-            key = node, name
+        for block in blocks:
+            key = node, block.hash
             if key in self._waiting or now < self._recent.get(key, now):
                 continue
             if len(self._waiting) >= _MOST_WAITING:
                 self._counts.read_repair_dropped += 1
                 continue
-            self._waiting[key] = store
-        if self._waiting and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._give_all(), name="read repair")
-            self._task.add_done_callback(_say)
+            self._waiting[key] = store, block
+        self._go_on()
 
     def counters(self) -> dict[str, float]:
         """Totals, and how many blocks wait."""
@@ -81,17 +78,20 @@ class ReadRepair:
 
     async def forget(self, store: HostStore) -> None:
         """`store` goes away: nothing of it waits or travels when this returns."""
-        self._waiting = {key: kept for key, kept in self._waiting.items() if kept is not store}
+        self._waiting = {key: kept for key, kept in self._waiting.items() if kept[0] is not store}
         await self._stop()
-        if self._waiting and not self._closed:
-            self._task = asyncio.get_running_loop().create_task(self._give_all(), name="read repair")
-            self._task.add_done_callback(_say)
+        self._go_on()
 
     async def close(self) -> None:
         """Stop; what waits is not given. Idempotent."""
         self._closed = True
         self._waiting.clear()
         await self._stop()
+
+    def _go_on(self) -> None:
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._give_all(), name="read repair")
+            self._task.add_done_callback(_say)
 
     async def _stop(self) -> None:
         task, self._task = self._task, None
@@ -102,31 +102,28 @@ class ReadRepair:
 
     async def _give_all(self) -> None:
         while self._waiting:
-            (node, _), store = next(iter(self._waiting.items()))
-            names = self._next_put(node, store)
-            taken = await self._put(node, store, names)
+            (node, _), (store, _) = next(iter(self._waiting.items()))
+            blocks = self._next(node, store)
+            peer = self._peers.peer(node)
+            taken = 0
+            if peer is not None and peer.usable:
+                taken = sum(await self._giver.give(peer, store, blocks))
             self._counts.read_repaired_blocks += taken
-            self._counts.read_repair_refused += len(names) - taken
+            self._counts.read_repair_refused += len(blocks) - taken
 
-    def _next_put(self, node: NodeId, store: HostStore) -> list[BlockHash]:
-        """Take what goes to this node in one put out of what waits, and remember it for a while."""
-        limit = max(1, min(_PUT_BLOCKS, _PUT_NBYTES // store.payload_nbytes))
-        keys = [key for key, kept in self._waiting.items() if key[0] == node and kept is store][:limit]
+    def _next(self, node: NodeId, store: HostStore) -> list[BlockAddress]:
+        """Take what goes from this store to this node out of what waits, and remember it for a while."""
+        keys = [key for key, (kept, _) in self._waiting.items() if key[0] == node and kept is store]
         until = self._clock() + _AGAIN_S
-        for key in keys:
-            del self._waiting[key]
+        blocks = []
+        for key in keys[:_TOGETHER]:
+            _, block = self._waiting.pop(key)
+            blocks.append(block)
             self._recent.pop(key, None)
             self._recent[key] = until
         while len(self._recent) > _MOST_RECENT:
             del self._recent[next(iter(self._recent))]
-        return [name for _, name in keys]
-
-    async def _put(self, node: NodeId, store: HostStore, names: list[BlockHash]) -> int:
-        peer = self._peers.peer(node)
-        if peer is None or not peer.usable:
-            return 0
-        await self._pace.spend(len(names) * store.payload_nbytes)
-        return sum(await peer.put(store, names, deadline=self._clock() + self._call_s))
+        return blocks
 
 
 def _say(task: asyncio.Task[None]) -> None:
