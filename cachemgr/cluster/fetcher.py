@@ -272,7 +272,6 @@ class Fetcher:
             if (part.asked and not part.extended) or self._clock() >= part.deadline:
                 return
             answer = await self._ask(part, candidate.peer)
-            part.missing = [block for block in part.missing if block.hash not in answer.arrived]
             for node, blocks in lacking if answer.arrived else ():
                 found = [block for block in blocks if block.hash in answer.arrived]
                 self._repair.give(part.store, node, found)
@@ -284,11 +283,14 @@ class Fetcher:
     async def _ask(self, part: _Part, peer: Peer) -> Answer:
         """Ask one peer; again if its time was up, and somebody joined meanwhile who has more."""
         part.asked = True
+        arrived: frozenset[BlockHash] = frozenset()
         while True:
             until = part.deadline
             answer = await self._gets.get(peer, part.store, part.missing, deadline=until)
-            if answer.denied or self._clock() < until or part.deadline <= until:
-                return answer
+            arrived |= answer.arrived
+            part.missing = [block for block in part.missing if block.hash not in answer.arrived]
+            if not part.missing or answer.denied or self._clock() < until or part.deadline <= until:
+                return Answer(arrived, answer.denied)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
