@@ -175,24 +175,3 @@ class RemoteTiers(Protocol):
     def close(self) -> None:
         """Stop using the store: it goes away when this returns. Idempotent."""
         ...
-
-
-class RemoteTier(Protocol):
-    """A tier beyond this process's memory (peers, Redis, LMDB).
-
-    Owned by the IO loop; every call has a deadline.
-    """
-
-    name: str
-
-    async def get(self, hashes: Sequence[BlockHash], *, deadline: float) -> list[bytes | None]:
-        """Whole shards (header and payload) in order; None where missing. Unchecked bytes."""
-        ...
-
-    async def put(self, shards: Sequence[tuple[BlockHash, memoryview]], *, deadline: float) -> int:
-        """Offer shards; how many were taken."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of sockets and files."""
-        ...

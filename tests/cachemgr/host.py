@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cachemgr import BlockFormat, BlockHash, CacheSecrets, CacheSettings, HostCache, PrefixCache, open_cache
+from cachemgr.cluster.contract import HostStore
+from cachemgr.contract import RemoteTiers
 from cachemgr.shard import slot_nbytes
 
 FORMAT = BlockFormat(
@@ -43,10 +45,11 @@ class Host:
         blocks: int = 64,
         block_format: BlockFormat = FORMAT,
         secrets: CacheSecrets = SECRETS,
+        remote: Callable[[HostStore], RemoteTiers] | None = None,
         **others: object,
     ) -> HostCache:
         settings = self.settings(blocks=blocks, block_format=block_format, **others)
-        cache = open_cache(block_format, settings, secrets, clock=self.clock)
+        cache = open_cache(block_format, settings, secrets, clock=self.clock, remote=remote)
         self._opened.append(cache)
         return cache
 

@@ -1,18 +1,14 @@
-"""The null tier: always there, always empty."""
+"""The null object beyond a cache that is alone: nothing comes, nobody waits."""
 
-import asyncio
-
-from cachemgr import BlockHash, NoRemoteTier, RemoteTier
+from cachemgr import BlockHash, NoRemoteTiers
 
 
-def test_nothing_is_ever_there_and_nothing_is_taken() -> None:
-    async def ask(tier: RemoteTier) -> tuple[list[bytes | None], int]:
-        name = BlockHash(bytes(16))
-        answer = (
-            await tier.get([name, name], deadline=0.0),
-            await tier.put([(name, memoryview(b""))], deadline=0.0),
-        )
-        await tier.close()
-        return answer
-
-    assert asyncio.run(ask(NoRemoteTier())) == ([None, None], 0)
+def test_the_null_object_is_done_at_once() -> None:
+    done: list[None] = []
+    nobody = NoRemoteTiers()
+    give_up = nobody.fetch([], deadline=0.0, done=lambda: done.append(None))
+    give_up()
+    nobody.offer([BlockHash(bytes(16))], 0)
+    nobody.close()
+    assert done == [None]
+    assert not nobody.active
