@@ -22,4 +22,4 @@ def fetched_blocks(server: TritonHttp) -> float:
 
 def copies_waiting(server: TritonHttp) -> float | None:
     """Committed blocks that wait for their copies; None while the node does not say."""
-    return figure(server, "cluster_replication_waiting")
+    return figure(server, "cluster_replication_queue")
