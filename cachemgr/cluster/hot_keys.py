@@ -32,7 +32,8 @@ Spread = Callable[[BlockHash, tuple[NodeId, ...]], Awaitable[int]]
 
 _ROWS, _COLUMNS = 4, 2048
 """Counts too high by 0.13 % of all reads, with a probability of 2 %."""
-_TOP_LOG2 = 8
+_TOP_LOG2 = 10
+"""Of 768 segments or less: what takes more than 0.35 % of all reads is among the frequent ones."""
 _MOST_HOT = 64
 _MOST_SEEN = 4096
 """Segments told apart for the mean; with more, it comes out too high, and a segment has to be hotter."""
@@ -40,7 +41,7 @@ _SHORTEST = 0.1
 """Of a window: a running rate is one over at least so long, so that a few reads at its start are no storm."""
 _CALM_WINDOWS = 2
 _MARGIN = 1.25
-"""What is called for must be so much less before k goes down."""
+"""A running window must call for so much more before k goes up, a whole one for so much less to go down."""
 _COLD = 0.5
 
 
@@ -57,6 +58,8 @@ class _Hot:
     """How many extra owners have it, from the first: the k that is said."""
     calm: int = 0
     pushing: bool = False
+    again: float = 0.0
+    """When extra owners that did not take it are asked again."""
 
 
 class HotKeys:
@@ -135,8 +138,8 @@ class HotKeys:
         """Decide by the window that ended; nobody hears of those in which nothing was read."""
         silent = int((now - self._ends) / self._window_s)
         frequent = self._top.get_frequent_items(frequent_items_error_type.NO_FALSE_NEGATIVES)
-        rates = {row[0]: self._estimate(row[0]) / self._window_s for row in frequent}
-        self._last = [] if silent else sorted(rates.items(), key=lambda item: -item[1])[:_MOST_HOT]
+        rates = {row[0]: self._estimate(row[0]) / self._window_s for row in frequent[:_MOST_HOT]}
+        self._last = [] if silent else sorted(rates.items(), key=lambda item: -item[1])
         if silent >= _CALM_WINDOWS:
             self._hot.clear()
         elif not silent:
@@ -163,7 +166,7 @@ class HotKeys:
         if self._rings.node not in base:
             return
         since, reads = (hot.since, hot.reads) if hot else (self._began, self._estimate(segment))
-        rate = reads / max(now - since, self._shortest_s)
+        rate = reads / max(now - since, self._shortest_s) / (1.0 if ended else _MARGIN)
         whole = rate * (len(base) + (hot.held if hot else 0))
         demand = whole / len(base)
         everything = self._total / max(now - self._began, self._shortest_s)
@@ -179,7 +182,7 @@ class HotKeys:
         elif ended and now - since >= self._shortest_s:
             cold = demand < _COLD * self._threshold or demand < others
             self._calm_down(segment, hot, 0 if cold else ceil(whole * _MARGIN / self._threshold))
-        if hot.held < hot.wanted and not hot.pushing:
+        if hot.held < hot.wanted and not hot.pushing and now >= hot.again:
             hot.pushing = True
             self._spawn(self._push(segment, hot))
 
@@ -202,7 +205,8 @@ class HotKeys:
                 hot.held = min(had + took, hot.wanted)
                 hot.since, hot.reads = self._clock(), 0  # what was read before was spread over fewer
                 if had + took < len(nodes):
-                    return  # the next window asks again
+                    hot.again = self._ends
+                    return
         finally:
             hot.pushing = False
 
