@@ -176,7 +176,7 @@ class Node:
 
 
 class Cluster:
-    """`nodes` of them, n0 reads; each of the others is a PeerDouble to it."""
+    """`nodes` of them; n0, with `room` for so many blocks, reads, the others are PeerDoubles to it."""
 
     def __init__(
         self,
@@ -184,12 +184,16 @@ class Cluster:
         *,
         nodes: int = 4,
         replicas: int = 1,
-        blocks: int = 512,
+        blocks: int = 800,
+        room: int | None = None,
         on_ring: int | None = None,
         seed: int = 0,
         settings: ClusterSettings = SETTINGS,
     ) -> None:
-        self.nodes = {f"n{at}": Node(directory, f"n{at}", blocks=blocks) for at in range(nodes)}
+        self.nodes = {
+            f"n{at}": Node(directory, f"n{at}", blocks=blocks if at or room is None else room)
+            for at in range(nodes)
+        }
         names = list(self.nodes)[: on_ring or nodes]
         state = first_state([NodeSpec(name, "127.0.0.1:7000") for name in names], replicas=replicas)
         self.me = self.nodes["n0"]

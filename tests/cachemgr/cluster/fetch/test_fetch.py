@@ -168,7 +168,7 @@ def test_without_a_ring_before_its_owners_are_not_asked() -> None:
 
 
 def test_a_store_with_too_little_room_ends_the_fetch() -> None:
-    with cluster(blocks=64) as c:
+    with cluster(room=64) as c:
         held = c.chain(60)
         c.place(held, range(60), "n0")
         lease = c.me.cache.acquire(held, deadline=None)

@@ -241,11 +241,11 @@ def test_hot_segments_are_bounded() -> None:
     async def test() -> None:
         node = Serving()
         segments = [node.segment() for _ in range(80)]
-        many = [BlockHash(os.urandom(16)) for _ in range(600)]
+        many = [BlockHash(os.urandom(16)) for _ in range(100)]
         for _ in range(110):
             node.clock.now += 0.05
             for segment in segments:
-                for _ in range(20):
+                for _ in range(8):
                     node.keys.observe(segment)
             for segment in many:
                 node.keys.observe(segment)
