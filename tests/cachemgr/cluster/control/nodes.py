@@ -14,7 +14,7 @@ from cachemgr.cluster.frames import PeerTrouble
 from cachemgr.cluster.grpc_service import GrpcChannel, GrpcServer
 from cachemgr.cluster.messages import NodeStatus
 from cachemgr.cluster.opening import BulkDoor
-from cachemgr.cluster.peer import ConnectedPeer, OpenDoor
+from cachemgr.cluster.peer import Bulk, ConnectedPeer, OpenDoor
 from cachemgr.cluster.peers import ConnectedPeers
 from cachemgr.cluster.rings import RingsInForce
 from cachemgr.cluster.settings import ClusterSettings
@@ -108,6 +108,8 @@ class Node:
         self.cluster: str = options.pop("cluster", CLUSTER)
         self.settings = settings(**options)
         self.store = DictStore()
+        self.stores: dict[bytes, Any] = {self.store.format_id: self.store}
+        self.bulk_port = self.port
         self.tickets = Tickets()
         self.moved: list[tuple[NodeId, bytes, list[BlockHash]]] = []
         self.bulks: dict[NodeId, DirectBulk] = {}
@@ -122,9 +124,9 @@ class Node:
         self.control = ControlServer(
             cluster=self.cluster,
             rings=self.rings,
-            stores={self.store.format_id: self.store},  # type: ignore[dict-item]
+            stores=self.stores,
             tickets=self.tickets,
-            door=lambda: Door(self.port),
+            door=lambda: Door(self.bulk_port),
             publish=self._publish,
             moved=self._moved,
             status=lambda: NodeStatus(node=self.id, members=self.peers.status()),
@@ -176,7 +178,7 @@ class Node:
             clock=self.time,
         )
 
-    def _bulk(self, node: NodeId, open_door: OpenDoor) -> DirectBulk:
+    def _bulk(self, node: NodeId, open_door: OpenDoor) -> Bulk:
         self.bulks[node] = DirectBulk(node, open_door, me=self.id, nodes=self.nodes)
         return self.bulks[node]
 
