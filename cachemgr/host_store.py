@@ -204,12 +204,10 @@ class TierStore:
         arcs = np.searchsorted(low, positions, side="right") - 1
         inside = (arcs >= 0) & (positions <= high[arcs])
         rows = np.flatnonzero(inside & self._opener.readable(headers))
-        of_rows = headers[rows]
-        names: list[BlockHash] = of_rows["hash"].tolist()
-        found = tier.table.single.found_at(names, (arena.slots.start + rows).tolist())
-        parents, segments = of_rows["parent"].tolist(), of_rows["segment"].tolist()
-        indices: list[int] = of_rows["index"].tolist()
-        return [BlockAddress(names[row], parents[row], segments[row], indices[row]) for row in found]
+        names: list[BlockHash] = headers["hash"][rows].tolist()
+        rows = rows[tier.table.single.found_at(names, (arena.slots.start + rows).tolist())]
+        columns = [headers[field][rows].tolist() for field in ("hash", "parent", "segment", "index")]
+        return list(map(BlockAddress, *columns))
 
 
 def _slot_of(shard: HeldShard) -> HeldSlot:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from cachemgr.contract import BlockHash
 from cachemgr.shard import BlockAddress
-from cachemgr.slot_state import SlotState, slices
+from cachemgr.slot_state import SCATTERED, SlotState, slices
 
 
 class SingleBlocks:
@@ -28,7 +28,7 @@ class SingleBlocks:
         _, used_after = self._state.times()
         found: list[int] = []
         first = 0
-        for part in slices(names):
+        for part in slices(names, SCATTERED):
             with self._state.lock:
                 find, is_reserved = self._state.find, self._state.index.is_reserved
                 found += [
@@ -43,12 +43,13 @@ class SingleBlocks:
         """Pin each that is here; its slot, or None. One in another process's arena only counts as used."""
         now, used_after = self._state.times()
         slots: list[int | None] = []
-        for part in slices(names):
+        for part in slices(names, SCATTERED):
             with self._state.lock:
+                find, pin = self._state.find, self._state.pin
                 for name in part:
-                    slot = self._state.find(name, used_after=used_after)
+                    slot = find(name, used_after=used_after)
                     if slot is not None:
-                        self._state.pin(slot, now=now)
+                        pin(slot, now=now)
                     slots.append(slot)
         return slots
 
@@ -88,7 +89,7 @@ class SingleBlocks:
         """Let go of those of ours that nobody reads; how many went."""
         state = self._state
         dropped = 0
-        for part in slices(names):
+        for part in slices(names, SCATTERED):
             gone: list[int] = []
             with state.lock:
                 for name in part:

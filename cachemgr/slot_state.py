@@ -20,7 +20,10 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 
 SLICE = 64
-"""So many blocks are walked under one hold of the lock."""
+"""So many blocks of a chain are walked under one hold of the lock."""
+
+SCATTERED = 32
+"""Names that do not follow each other lie anywhere in memory: twice as dear."""
 
 
 class SlotState:
@@ -143,6 +146,6 @@ class SlotState:
             self.order.offer_first(slot)
 
 
-def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def slices(items: Sequence[T], of: int = SLICE) -> Iterator[Sequence[T]]:
     """A few at a time: as many as fit under one hold of the lock."""
-    return (items[start : start + SLICE] for start in range(0, len(items), SLICE))
+    return (items[start : start + of] for start in range(0, len(items), of))
