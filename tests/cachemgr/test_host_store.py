@@ -287,6 +287,15 @@ def test_dropped_blocks_are_gone_and_can_come_again(near: Node, far: Node) -> No
     near.cache.check_integrity()
 
 
+def test_dropped_blocks_do_not_come_back_with_the_next_process(host: Host) -> None:
+    node = open_node(host, "near", blocks=8)
+    hashes = chain(node.cache, 8)
+    fill(node.cache, hashes)
+    assert node.store.drop(hashes[5:]) == 3
+    node.cache.close()
+    assert host.open(node="near", blocks=8).lookup(hashes) == 5
+
+
 def test_foreign_shards_are_our_bug(near: Node) -> None:
     for misuse in (
         lambda: near.store.let_go([object()]),  # type: ignore[list-item]
