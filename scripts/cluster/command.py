@@ -80,7 +80,7 @@ def plan_from(arguments: argparse.Namespace) -> ClusterPlan:
         first=address_from(arguments),
         control_port=arguments.control_port,
         host_bytes=arguments.host_bytes,
-        parameters={"lanes": str(arguments.lanes)},
+        lanes=arguments.lanes,
     )
 
 

@@ -26,7 +26,7 @@ from scripts.streamed_answer import StreamedAnswer
 MAX_TOKENS = 32
 _SETTLE_LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.1
-_COLUMNS = ("step", "server", "prompt tokens", "cached tokens", "from peers", "first token", "same text")
+_COLUMNS = ("step", "server", "tokens", "cached", "from peers", "first token", "same text")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from scripts.cluster.plan import NodePlan
@@ -21,6 +21,7 @@ from scripts.triton_http import TritonHttp
 from scripts.triton_runtime import remove_leftovers
 
 LOG = "serve.log"
+SERVE = (sys.executable, "-m", "scripts.cli", "serve")
 _SERVING = b"gRPC "
 """Only the line that says where it serves has this."""
 
@@ -32,10 +33,11 @@ _LOOK_EVERY_S = 0.05
 class NodeServer:
     """The server of one node. It can be started again after it ended."""
 
-    def __init__(self, plan: NodePlan, *, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, plan: NodePlan, *, serve: Sequence[str] = SERVE) -> None:
+        """`serve`: the command, to which home and ports are added."""
         self.plan = plan
         self.http = TritonHttp(plan.address)
-        self._options = options
+        self._serve = serve
         self._log = plan.home / LOG
         self._log_start = 0
         self._process: ServerProcess | None = None
@@ -58,10 +60,9 @@ class NodeServer:
         assert self._process is None or self.ended, "it runs"
         address = self.plan.address
         command = [
-            sys.executable, "-m", "scripts.cli", "serve", "--home", str(self.plan.home),
-            "--host", address.host, "--http-port", str(address.http_port),
-            "--grpc-port", str(address.grpc_port), "--metrics-port", str(address.metrics_port),
-            *self._options,
+            *self._serve, "--home", str(self.plan.home), "--host", address.host,
+            "--http-port", str(address.http_port), "--grpc-port", str(address.grpc_port),
+            "--metrics-port", str(address.metrics_port),
         ]  # fmt: skip
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._process = ServerProcess(command, environment=inherited(), log=self._log)

@@ -1,6 +1,5 @@
 """What a cluster on one machine consists of: nodes, the ports of each, and what they all serve."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +10,7 @@ PORT_STEP = 10
 """From one node's ports to the next one's; the four of a node lie closer together than that."""
 
 MOST_NODES = 8
+_WATCHDOG_S = "30"
 _LOOPBACK = "127.0.0.1"
 
 
@@ -34,7 +34,7 @@ class ClusterPlan:
     """`count` nodes that serve `release`, signed by the owner of `key`, under the name `model`.
 
     `first` and `control_port` are the ports of the first node; `host_bytes` is the host tier of each.
-    `parameters` are added to the model's config.pbtxt.
+    `lanes` are those of each. Servers that share processors are given more time for a step than one alone.
     """
 
     home: Path
@@ -46,7 +46,7 @@ class ClusterPlan:
     first: TritonAddress = field(default_factory=TritonAddress)
     control_port: int = 8005
     host_bytes: int = 256 << 20
-    parameters: Mapping[str, str] = field(default_factory=lambda: {"lanes": "4"})
+    lanes: int = 4
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MOST_NODES:
@@ -59,6 +59,11 @@ class ClusterPlan:
                 f"a node's ports are {PORT_STEP} above those of the node before, and two nodes would share "
                 f"one: choose HTTP, gRPC, metrics and control port within {PORT_STEP} of each other"
             )
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What is added to the model's config.pbtxt."""
+        return {"lanes": str(self.lanes), "watchdog_s": _WATCHDOG_S}
 
     @property
     def nodes(self) -> tuple[NodePlan, ...]:

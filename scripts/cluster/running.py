@@ -17,19 +17,14 @@ _LOOK_EVERY_S = 0.1
 
 
 @contextlib.contextmanager
-def running(
-    plan: ClusterPlan, *, interruption: Interruption, options: tuple[str, ...] = ()
-) -> Iterator[list[NodeServer]]:
-    """Lay out and start every node; stop all on the way out, on errors, SIGINT and SIGTERM alike.
-
-    `options` go to each `tensorcache serve`.
-    """
+def running(plan: ClusterPlan, *, interruption: Interruption) -> Iterator[list[NodeServer]]:
+    """Lay out and start every node; stop all on the way out, on errors, SIGINT and SIGTERM alike."""
     for node in plan.nodes:
         require_free(node.address)
         _require_control_port(node)
     with working(f"lay out {plan.count} nodes in {plan.home}"):
         lay_out_cluster(plan)
-    servers = [NodeServer(node, options=options) for node in plan.nodes]
+    servers = [NodeServer(node) for node in plan.nodes]
     try:
         with working(f"start {plan.count} servers"):
             bring_up(servers, interruption=interruption)

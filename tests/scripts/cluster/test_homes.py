@@ -21,7 +21,7 @@ def made(small_release: Path, tmp_path: Path) -> ClusterPlan:
     sign_release(release, private)
     return ClusterPlan(
         home=tmp_path / "cluster", count=3, release=release, key=public, model="small",
-        host_bytes=1 << 20, parameters={"lanes": "2", "threads": "1"},
+        host_bytes=1 << 20, lanes=2,
     )  # fmt: skip
 
 
