@@ -121,5 +121,5 @@ def show_servers(plan: ClusterPlan, servers: list[NodeServer]) -> None:
     for server in servers:
         url = f"http://{server.plan.address.client_host}:{server.plan.address.http_port}"
         say(f"curl -s {url}/v2/models/{plan.model}/generate -d '{text}'")
-    say(f"tensorcache ring show --node {servers[0].plan.control}")
+    say(f"tensorcache ring show --config {servers[0].plan.home / 'tensorcache.toml'}")
     say(f"logs: {plan.home}/node-*/{LOG} and triton.log; Ctrl-C stops all")

@@ -26,6 +26,7 @@ from scripts.streamed_answer import StreamedAnswer
 MAX_TOKENS = 32
 _SETTLE_LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.1
+_QUIET_S = 1.0
 _COLUMNS = ("step", "server", "tokens", "cached", "from peers", "first token", "same text")
 
 
@@ -132,13 +133,14 @@ def _take_steps(demo: Demo, interruption: Interruption) -> None:
 
 
 def _wait_for_copies(demo: Demo) -> None:
-    """Replication goes on in the background: nothing waits any more, two looks in a row."""
-    quiet = 0
+    """Replication goes on in the background: nothing waits any more, and figures are a little old."""
+    waited_at = time.monotonic()
 
     def settled() -> bool:
-        nonlocal quiet
-        quiet = quiet + 1 if all(copies_waiting(server.http) == 0 for server in demo.servers) else 0
-        return quiet >= 2
+        nonlocal waited_at
+        if any(copies_waiting(server.http) != 0 for server in demo.servers):
+            waited_at = time.monotonic()
+        return time.monotonic() > waited_at + _QUIET_S
 
     demo.wait_until(settled, what="giving the copies to their owners")
 
