@@ -116,6 +116,11 @@ class TierStore:
         self._opener = opener
         self._tier = tier
 
+    @property
+    def blocks(self) -> int:
+        """See HostStore."""
+        return int(self._tier().table.gauges()["cache_resident_blocks"])
+
     def missing(self, hashes: Sequence[BlockHash]) -> list[int]:
         """See HostStore."""
         return self._tier().table.single.missing(hashes)

@@ -90,6 +90,11 @@ class HostStore(Protocol):
         """Bytes of each payload."""
         ...
 
+    @property
+    def blocks(self) -> int:
+        """How many are here now."""
+        ...
+
     def missing(self, hashes: Sequence[BlockHash]) -> list[int]:
         """Which of a chain's blocks are neither here nor being written here, ascending."""
         ...

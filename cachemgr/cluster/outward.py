@@ -1,0 +1,144 @@
+"""What every process of a node has of the cluster: the way to other nodes, for reading and for giving.
+
+Threads: the IO thread.
+"""
+
+import ssl
+import time
+from pathlib import Path
+from random import Random
+
+from cachemgr.cluster.background import Pace
+from cachemgr.cluster.bulk_client import BulkClient
+from cachemgr.cluster.contract import HostStore
+from cachemgr.cluster.control_client import ControlClient
+from cachemgr.cluster.fetcher import Fetcher
+from cachemgr.cluster.giver import Giver
+from cachemgr.cluster.grpc_service import GrpcChannel
+from cachemgr.cluster.host_token import host_token
+from cachemgr.cluster.hot_keys import HotHints
+from cachemgr.cluster.node_lock import NodeLock, NodeRingFile
+from cachemgr.cluster.peer import Bulk, ConnectedPeer, OpenDoor
+from cachemgr.cluster.peers import ConnectedPeers
+from cachemgr.cluster.read_repair import ReadRepair
+from cachemgr.cluster.replicator import CopiesObserver, Replicator
+from cachemgr.cluster.rings import RingsInForce
+from cachemgr.cluster.settings import ClusterSettings
+from cachemgr.cluster.tls import client_context
+from cachemgr.errors import SettingsError
+from cachemgr.ring import NodeId, first_state
+from cachemgr.settings import CacheSettings
+
+
+class Outward:
+    """Made and closed on the loop."""
+
+    def __init__(
+        self,
+        cache: CacheSettings,
+        settings: ClusterSettings,
+        *,
+        lock: NodeLock,
+        copies: CopiesObserver | None = None,
+    ) -> None:
+        """SettingsError for files that cannot be read."""
+        self.cluster = cache.cluster
+        self.settings = settings
+        self.host = host_token(Path(cache.directory))
+        self.clock = time.monotonic
+        self._tls = _client_tls(settings)
+        self.stores: dict[bytes, HostStore] = {}
+        self.rings = RingsInForce(
+            NodeId(cache.node),
+            file=NodeRingFile(Path(settings.state_dir) / "ring.json", lock),
+            previous_s=settings.previous_s,
+            given=first_state(settings.members, replicas=settings.replicas) if settings.members else None,
+        )
+        self.peers = ConnectedPeers(rings=self.rings, make=self._peer, settings=settings, clock=self.clock)
+        self.peers.start()
+        self._hints = HotHints(settings=settings, clock=self.clock)
+        self._repair = ReadRepair(self.peers, self.new_giver(), clock=self.clock)
+        self.fetcher = Fetcher(
+            self.rings,
+            self.peers,
+            hints=self._hints,
+            repair=self._repair,
+            settings=settings,
+            clock=self.clock,
+            random=Random(),
+        )
+        self.replicator = Replicator(
+            self.rings, self.peers, settings=settings, clock=self.clock, copies=copies
+        )
+
+    def new_giver(self) -> Giver:
+        """Gives blocks to peers at the pace of the settings, counted for one purpose."""
+        pace = Pace(self.settings.copy_bytes_per_s, clock=self.clock)
+        return Giver(pace, call_s=self.settings.call_s, clock=self.clock)
+
+    def all_stores(self) -> list[HostStore]:
+        """The stores that are open now."""
+        return list(self.stores.values())
+
+    def counters(self) -> dict[str, float]:
+        """Totals (`cluster_…_total`) and gauges (every other name)."""
+        return {
+            "cluster_epoch": float(self.rings.version.epoch),
+            **self.peers.counters(),
+            **self.fetcher.counters(),
+            **self._repair.counters(),
+            **self.replicator.counters(),
+        }
+
+    async def forget(self, store: HostStore) -> None:
+        """A store goes away: nothing here uses it any more when this returns."""
+        await self.fetcher.forget(store)
+        await self._repair.forget(store)
+        await self.replicator.forget(store)
+
+    async def close(self) -> None:
+        """End what is on its way, then let go of the other nodes. Idempotent."""
+        await self.fetcher.close()
+        await self._repair.close()
+        await self.replicator.close()
+        await self.peers.close()
+
+    def _peer(self, node: NodeId, address: str) -> ConnectedPeer:
+        control = ControlClient(
+            node,
+            address,
+            cluster=self.cluster,
+            rings=self.rings,
+            connect=lambda target: GrpcChannel(target, settings=self.settings),
+            call_s=self.settings.call_s,
+            clock=self.clock,
+        )
+        return ConnectedPeer(
+            node,
+            address,
+            control=control,
+            bulk=self._bulk,
+            settings=self.settings,
+            host=self.host,
+            clock=self.clock,
+        )
+
+    def _bulk(self, node: NodeId, open_door: OpenDoor) -> Bulk:
+        return BulkClient(
+            node,
+            me=self.rings.node,
+            open_channel=open_door,
+            rings=self.rings,
+            settings=self.settings,
+            tls=self._tls,
+        )
+
+
+def _client_tls(settings: ClusterSettings) -> ssl.SSLContext | None:
+    if not settings.tls_cert:
+        return None
+    try:
+        return client_context(settings.tls_cert, settings.tls_key, settings.tls_ca)
+    except (OSError, ssl.SSLError) as error:
+        files = (settings.tls_cert, settings.tls_key, settings.tls_ca)
+        raise SettingsError("tls_cert, tls_key, tls_ca", f"must be PEM files ({error})", files) from None

@@ -1,0 +1,125 @@
+"""Whole nodes: what one committed, the others restore; also when it is gone, or another process takes over."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cachemgr import ClusterSettings, SettingsError
+from cachemgr.cluster.grpc_service import ask
+from cachemgr.cluster.messages import STATUS, NodeStatus, StatusRequest
+from cachemgr.cluster.node import ClusterNode
+from tests.cachemgr.cluster.node.cluster_rig import Node, nodes, read_within
+from tests.cachemgr.host import chain, fill, write
+from tests.waiting import wait_until
+
+PROMPT = 40
+
+
+@pytest.mark.parametrize("same_host", [True, False])
+def test_what_one_node_committed_any_restores(
+    tmp_path: Path, shared_memory: Path, same_host: bool
+) -> None:
+    with nodes(tmp_path, shared_memory, same_host=same_host) as (a, b, c):
+        names = chain(a.cache, PROMPT)
+        fill(a.cache, names)
+        wait_until(lambda: a.committed(names) >= 2)
+        assert read_within(b, names) == PROMPT
+        assert read_within(c, names) == PROMPT
+        assert b.cache.counters()["cache_fetched_blocks_total"] > 0
+
+
+def test_a_replica_answers_when_the_writer_is_gone(tmp_path: Path, shared_memory: Path) -> None:
+    with nodes(tmp_path, shared_memory) as (a, b, c):
+        names = chain(a.cache, PROMPT)
+        fill(a.cache, names)
+        wait_until(lambda: a.committed(names) >= 2)
+        a.close()
+        assert read_within(b, names) == PROMPT
+        assert read_within(c, names) == PROMPT
+
+
+def test_a_node_that_comes_back_is_warm_and_serves(tmp_path: Path, shared_memory: Path) -> None:
+    with nodes(tmp_path, shared_memory) as (a, b, c):
+        names = chain(a.cache, PROMPT)
+        fill(a.cache, names)
+        wait_until(lambda: a.committed(names) >= 2)
+        a.close()
+        a.open()
+        assert a.cache.lookup(names) == PROMPT
+        for other in (b, c):
+            wait_until(lambda other=other: status(other).members[0].state in ("closed", "unknown"))
+            assert read_within(other, names) == PROMPT
+
+
+def test_a_cold_prompt_is_a_miss_at_once(tmp_path: Path, shared_memory: Path) -> None:
+    with nodes(tmp_path, shared_memory) as (a, b, _):
+        started = time.monotonic()
+        assert read_within(a, chain(b.cache, PROMPT, seed=7)) == 0
+        assert time.monotonic() - started < 10
+
+
+def test_only_one_process_of_a_node_listens_and_the_next_takes_over(
+    tmp_path: Path, shared_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nodes(tmp_path, shared_memory, 2) as (a, b), caplog.at_level(logging.INFO):
+        second = ClusterNode(a._cache_settings, a._settings)
+        try:
+            assert "another process of it listens" in caplog.text
+            assert second._listening is None
+            names = chain(a.cache, 3)
+            write(a.cache, names, 0)
+            a.close()
+            wait_until(lambda: second._listening is not None)
+            assert status(a).node == "n1"
+        finally:
+            second.close()
+
+
+def test_nothing_is_left_after_close(tmp_path: Path, shared_memory: Path) -> None:
+    before = set(threading.enumerate())
+    with nodes(tmp_path, shared_memory, 2) as (a, b):
+        read_within(a, chain(b.cache, 4))
+    left = {thread for thread in set(threading.enumerate()) - before if thread.is_alive()}
+    assert {thread.name for thread in left if "grpc" not in thread.name.lower()} == set()
+
+
+def test_a_taken_port_is_said_and_the_node_asks_on(
+    tmp_path: Path, shared_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nodes(tmp_path, shared_memory, 2) as (a, b):
+        names = chain(a.cache, 4)
+        fill(a.cache, names)
+        wait_until(lambda: a.committed(names) >= 2)
+        settings = ClusterSettings(
+            listen=a.spec.address, members=(a.spec, b.spec), state_dir=str(tmp_path / "third")
+        )
+        third = ClusterNode(a._cache_settings, settings)
+        third.close()
+        assert "does not listen: listen: must be a free address" in caplog.text
+
+
+def test_certificates_that_are_not_there_are_refused(tmp_path: Path, shared_memory: Path) -> None:
+    with nodes(tmp_path, shared_memory, 1) as (a,):
+        missing = str(tmp_path / "no.pem")
+        settings = ClusterSettings(
+            listen="127.0.0.1:0", members=(a.spec,), state_dir=str(tmp_path / "tls"),
+            tls_cert=missing, tls_key=missing, tls_ca=missing,
+        )  # fmt: skip
+        with pytest.raises(SettingsError, match=r"tls_cert, tls_key, tls_ca: must be PEM files"):
+            ClusterNode(a._cache_settings, settings)
+
+
+def test_status_tells_what_a_node_holds(tmp_path: Path, shared_memory: Path) -> None:
+    with nodes(tmp_path, shared_memory, 2) as (a, b):
+        names = chain(a.cache, 5)
+        fill(a.cache, names)
+        wait_until(lambda: status(b).blocks == 5)
+        assert status(a).formats[0].blocks == 5
+        assert [member.node for member in status(a).members] == ["n2"]
+
+
+def status(node: Node) -> NodeStatus:
+    return ask(node.spec.address, STATUS, StatusRequest(cluster="test"), timeout_s=10).status
