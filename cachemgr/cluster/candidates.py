@@ -60,7 +60,7 @@ class Candidates:
 
     def _other(self, node: NodeId) -> Peer | None:
         """A usable peer; None if it is not, or if it is us."""
-        peer = None if node == self._rings.node else self._peers.peer(node)
+        peer = self._peers.peer(node)
         return peer if peer is not None and peer.usable else None
 
     def _next(self, pool: list[Peer]) -> Peer:
