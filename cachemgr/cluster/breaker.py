@@ -73,6 +73,11 @@ class Breaker:
         self._probing = True
         return True
 
+    def hurry(self) -> None:
+        """There is a sign that it is back: the next request may see, whatever is left of `open_s`."""
+        if self._until is not None and not self._probing:
+            self._until = self._clock()
+
     def answered(self) -> None:
         """The node answered, whatever it said."""
         self._row = 0

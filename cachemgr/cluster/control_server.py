@@ -73,6 +73,10 @@ _HELD_AT_ONCE = 128
 """Names held at once: the store's lock is short only for few."""
 
 
+def _nobody_listens(node: NodeId) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Door:
     """Where the bulk server listens; an empty `host` is that of the control service."""
@@ -98,10 +102,14 @@ class ControlServer:
         status: Callable[[], NodeStatus],
         drained: Callable[[NodeId], None],
         host: bytes,
+        heard: Callable[[NodeId], None] = _nobody_listens,
         wires: tuple[int, int] = (WIRE_MIN, WIRE_MAX),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stores` by format id, read at every call; `drained` hears who leaves; `host`: our host_token."""
+        """`stores` by format id, read at every call; `host`: our host_token.
+
+        `drained` hears who leaves, `heard` who says Hello.
+        """
         self._cluster = cluster
         self._rings = rings
         self._stores = stores
@@ -112,6 +120,7 @@ class ControlServer:
         self._status = status
         self._drained = drained
         self._host = host
+        self._heard = heard
         self._wires = wires
         self._draining = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="cluster-listing")
@@ -183,6 +192,8 @@ class ControlServer:
         low, high = self._wires
         # nothing in common is for the asker to see: only it knows whether it ever asks again
         request.wire = common_wire(request.wire_min, request.wire_max, ours=self._wires) or 0
+        if request.node:
+            self._heard(NodeId(request.node))
         return HelloReply(node=self._rings.node, wire_min=low, wire_max=high, host=self._host)
 
     async def _lookup(self, request: LookupRequest) -> LookupReply:

@@ -8,6 +8,7 @@ Threads: the IO thread.
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -91,7 +92,8 @@ class ConnectedPeer:
         self._settings = settings
         self._host = host
         self._clock = clock
-        self._calls = PeerCalls(node, open_s=settings.breaker_s, fair_s=settings.lookup_s, clock=clock)
+        fair_s = settings.lookup_s / 2  # a look-up was given all of it, and has spent some by the time it is here
+        self._calls = PeerCalls(node, open_s=settings.breaker_s, fair_s=fair_s, clock=clock)
         self._drained = False
         self._probed_at = clock()
 
@@ -275,6 +277,12 @@ class ConnectedPeer:
         if not self._drained:
             _log.info("peer %s drains: no new requests go there", self._node)
         self._drained = True
+
+    def hurry(self) -> None:
+        """It gave a sign of life: if it is not usable, it is worth a probe now."""
+        self._calls.breaker.hurry()
+        if not self.usable:
+            self._probed_at = -math.inf
 
     def retire(self) -> None:
         """Take no new calls from now on."""

@@ -80,6 +80,13 @@ class ConnectedPeers:
         if peer is not None:
             peer.drained()
 
+    def heard(self, node: NodeId) -> None:
+        """That node began to talk to us, as it does when it has started: no need to wait for its breaker."""
+        peer = self._peers.get(node)
+        if peer is not None and not peer.usable:
+            peer.hurry()
+            self._background.wake()
+
     def status(self) -> list[MemberStatus]:
         """All peers, by id."""
         return [peer.status for _, peer in sorted(self._peers.items())]

@@ -131,6 +131,7 @@ class Node:
             moved=self._moved,
             status=lambda: NodeStatus(node=self.id, members=self.peers.status()),
             drained=self.peers.drained,
+            heard=self.peers.heard,
             host=HOST,
             wires=self.wires,
         )

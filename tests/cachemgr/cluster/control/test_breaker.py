@@ -42,8 +42,8 @@ def test_an_answer_between_troubles_starts_the_row_anew(breaker: Breaker) -> Non
     for _ in range(5):
         breaker.trouble("lost")
         breaker.trouble("lost")
+        assert breaker.closed
         breaker.answered()
-    assert breaker.admit()
 
 
 def test_one_refused_connection_opens_it(breaker: Breaker) -> None:
@@ -87,6 +87,15 @@ def test_a_probe_that_never_reports_does_not_hold_it(breaker: Breaker, clock: Tu
     assert breaker.admit()
     clock.turn(OPEN_S)
     assert breaker.admit()
+
+
+def test_a_sign_of_life_makes_it_due_at_once(breaker: Breaker) -> None:
+    breaker.hurry()
+    assert not breaker.due
+    opened(breaker).hurry()
+    assert [breaker.admit() for _ in range(3)] == [True, False, False]
+    breaker.hurry()
+    assert not breaker.admit(), "one probe at a time"
 
 
 def test_troubles_of_calls_sent_before_do_not_prolong_it(breaker: Breaker, clock: TurnedClock) -> None:

@@ -82,7 +82,7 @@ def test_once_the_breaker_is_open_nothing_waits(tmp_path: Path, caplog: pytest.L
             peer = joined(a, port)
             for _ in range(3):
                 assert peer.usable
-                await peer.lookup(FORMAT, NAMES, deadline=a.within(0.06))
+                await peer.lookup(FORMAT, NAMES, deadline=a.within(a.settings.lookup_s))
             assert not peer.usable
             began = a.time()
             for ask, miss in CALLS.values():

@@ -3,7 +3,8 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as options
 from hypothesis import strategies as st
 
 from cachemgr.cluster.messages import (
@@ -39,6 +40,9 @@ from cachemgr.contract import BlockHash
 from cachemgr.ring import Version
 from cachemgr.shard import BlockAddress
 
+patient = options(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is not a wrong answer."""
+
 names = st.binary(min_size=16, max_size=16).map(BlockHash)
 addresses = st.builds(
     BlockAddress,
@@ -54,16 +58,19 @@ anything = st.recursive(
 )
 
 
+@patient
 @given(st.lists(st.none() | addresses, max_size=20))
 def test_addresses_survive_packing(some: list[BlockAddress | None]) -> None:
     assert unpack_addresses(pack_addresses(some)) == some
 
 
+@patient
 @given(st.lists(names, max_size=20))
 def test_names_survive_packing(some: list[BlockHash]) -> None:
     assert unpack_names(pack_names(some)) == some
 
 
+@patient
 @given(st.lists(addresses, min_size=2, max_size=10))
 def test_packed_addresses_sort_by_segment_then_index(some: list[BlockAddress]) -> None:
     packed = sorted(map(pack_address, some))
@@ -72,6 +79,7 @@ def test_packed_addresses_sort_by_segment_then_index(some: list[BlockAddress]) -
     assert all(len(one[:CURSOR_NBYTES]) == CURSOR_NBYTES for one in packed)
 
 
+@patient
 @given(st.binary(max_size=200))
 def test_lengths_that_do_not_fit_are_refused(data: bytes) -> None:
     for unpack, nbytes in ((unpack_names, 16), (unpack_addresses, ADDRESS_NBYTES)):
@@ -100,6 +108,7 @@ def test_arcs_that_are_none_are_refused(low: list[int], high: list[int]) -> None
         unpack_arcs(pack_arcs(np.array(low, np.uint64)), pack_arcs(np.array(high, np.uint64)))
 
 
+@patient
 @given(data=st.binary(max_size=400))
 def test_random_bytes_are_no_message(data: bytes) -> None:
     for method in METHODS.values():
@@ -110,6 +119,7 @@ def test_random_bytes_are_no_message(data: bytes) -> None:
                 continue
 
 
+@patient
 @given(value=anything)
 def test_any_msgpack_is_a_message_or_refused(value: object) -> None:
     data = msgspec.msgpack.encode(value)
@@ -121,6 +131,7 @@ def test_any_msgpack_is_a_message_or_refused(value: object) -> None:
                 continue
 
 
+@patient
 @given(field=st.sampled_from(PullRequest.__struct_fields__), value=anything)
 def test_any_value_in_any_field_is_taken_or_refused(field: str, value: object) -> None:
     data = msgspec.msgpack.encode({field: value})

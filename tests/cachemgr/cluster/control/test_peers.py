@@ -63,6 +63,33 @@ def test_a_node_nobody_asks_is_found_down_and_found_back(tmp_path: Path) -> None
     run(test)
 
 
+def test_a_node_that_says_hello_is_back_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path, "ab", breaker_s=60.0) as (a, b):
+            a.peers.start()
+            await b.stop()
+            assert await a.to(b).lookup(FORMAT, NAMES, deadline=a.within()) == [None, None]
+            assert not a.to(b).usable
+            await b.start()
+            assert await b.to(a).exchange_ring(deadline=b.within()) == a.rings.version
+            await come_true(lambda: a.to(b).usable)
+
+    run(test)
+
+
+def test_a_node_that_says_hello_while_it_drains_stays_unused(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path, "ab", breaker_s=60.0) as (a, b):
+            a.peers.start()
+            b.control.drain()
+            await b.peers.say_drain()
+            await b.to(a)._control.greet(deadline=b.within())
+            await come_true(lambda: b.control.calls.get("Ring"))
+            assert a.to(b).status.state == "draining"
+
+    run(test)
+
+
 def test_a_ring_reaches_those_that_nobody_told(tmp_path: Path) -> None:
     async def test() -> None:
         async with cluster(tmp_path, "abc", breaker_s=0.05) as (a, b, c):

@@ -54,6 +54,22 @@ def test_who_is_ahead_shows_its_ring_once(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_ring_that_is_not_taken_is_not_shown_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path, "ab") as (a, b):
+            b.rings.install = lambda state: False  # type: ignore[method-assign]
+            a.rings.install(changed(a, 2))
+            for _ in range(5):
+                await a.to(b).lookup(FORMAT, NAMES, deadline=a.within())
+                await asyncio.sleep(0.01)
+            await come_true(lambda: b.control.calls.get("Ring") == 1)
+            a.rings.install(changed(a, 3))
+            await a.to(b).lookup(FORMAT, NAMES, deadline=a.within())
+            await come_true(lambda: b.control.calls["Ring"] == 2)
+
+    run(test)
+
+
 def test_an_exchange_carries_the_ring_both_ways(tmp_path: Path) -> None:
     async def test() -> None:
         async with cluster(tmp_path, "ab") as (a, b):
