@@ -47,8 +47,9 @@ class Ring:
         )
         order = np.argsort(unsorted, kind="stable")  # equal points: by node id, then number
         self._sorted = unsorted[order]
-        self._points = array("Q", self._sorted.tobytes())
-        self._shift, self._starts = _stretches(self._sorted)
+        self._shift, near, self._most = _stretches(self._sorted)
+        self._near = array("i", near.astype(np.intc).tobytes())
+        self._points = array("Q", np.append(self._sorted, np.full(self._most, _TOP)).tobytes())
         self._homes = np.repeat(np.arange(len(counts)), counts)[order]
         self._numbers = np.concatenate([np.arange(count) for count in counts])[order]
         self._names = [NodeId(node.id) for node in state.nodes]
@@ -108,16 +109,17 @@ class Ring:
 
         In distinct failure domains while there are enough, then distinct nodes. More owners begin with fewer.
         """
-        first = position >> self._shift
-        starts = self._starts
-        at = bisect_left(self._points, position, starts[first], starts[first + 1])
-        if n <= _WIDTH:
+        at = self._near[position >> self._shift]
+        if at < 0:
+            at = bisect_left(self._points, position, ~at, ~at + self._most)
+        try:
             return self._named[n][at]
-        return tuple([self._names[node] for node in self._walk(at, n)])
+        except IndexError:  # more than are prepared, which is rare: asking first would cost every look-up
+            return tuple([self._names[node] for node in self._walk(at, n)])
 
     def vnode_at(self, position: int) -> tuple[VnodeId, int, NodeId]:
         """The vnode that has a position, its point, and the node that has it (the primary)."""
-        at = bisect_left(self._points, position) % len(self._points)
+        at = bisect_left(self._points, position) % len(self._sorted)
         vnode = vnode_id(self._names[self._homes[at]], int(self._numbers[at]))
         return vnode, self._points[at], self._names[self._owners[at]]
 
@@ -142,7 +144,7 @@ class Ring:
     def _has(self, node: str, n: int) -> npt.NDArray[np.bool_]:
         """For each vnode whether `node` is among the first `n` owners of its positions."""
         if node not in self._names or n < 1:
-            return np.zeros(len(self._points), np.bool_)
+            return np.zeros(len(self._sorted), np.bool_)
         columns = self._columns if n <= _WIDTH else self._table(min(n, self._placed))
         return (columns[:n] == self._names.index(NodeId(node))).any(axis=0)  # type: ignore[no-any-return]
 
@@ -163,16 +165,17 @@ class Ring:
         return [*first, *[node for node in seen if node not in taken]][:n]
 
 
-def _stretches(points: npt.NDArray[np.uint64]) -> tuple[int, "array[int]"]:
-    """Where to look for a position: a shift, and how many points lie below each stretch of 2^shift positions.
+def _stretches(points: npt.NDArray[np.uint64]) -> tuple[int, npt.NDArray[np.int64], int]:
+    """Nearly where the vnode of a position is: the ring in stretches of 2^shift positions, four per vnode.
 
-    There are about as many stretches as points, so that a bisect has one or two points to look at.
+    The shift; for each stretch the vnode that has all of it or, where points lie in it, ~ the first of them;
+    the most points that lie in one stretch.
     """
-    bits = len(points).bit_length()
-    shift = 64 - bits
-    lowest = np.arange(1 << bits, dtype=np.uint64) << np.uint64(shift)
-    below = np.append(np.searchsorted(points, lowest), len(points))
-    return shift, array("L", below.astype(np.dtype("L")).tobytes())
+    shift = 64 - (len(points) - 1).bit_length() - 2
+    lowest = np.arange(1 << (64 - shift), dtype=np.uint64) << np.uint64(shift)
+    first = np.searchsorted(points, lowest)
+    within = np.diff(np.append(first, len(points)))
+    return shift, np.where(within, ~first, first), int(within.max())
 
 
 def _numbered(names: list[str]) -> list[int]:

@@ -56,7 +56,7 @@ class RingFile:
             _log.info("%s: no ring is kept yet", self._path)
         except OSError as error:
             _log.warning("%s: the ring kept there cannot be read (%s)", self._path, error.strerror)
-        except (RingError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (RingError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             _log.warning("%s: not a kept ring, ignored (%s)", self._path, error)
         return None
 

@@ -151,7 +151,7 @@ def decode_ring(data: bytes | memoryview) -> RingState:
         raise RingError("ring", f"must be at most {MAX_NBYTES} bytes", len(data))
     try:
         state = msgspec.json.decode(data, type=RingState)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RingError("ring", f"is not an encoded ring ({error})", bytes(data[:64])) from None
     if encode_ring(state) != data:
         raise RingError("ring", "must be in canonical form", bytes(data[:64]))
