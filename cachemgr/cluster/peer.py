@@ -92,7 +92,7 @@ class ConnectedPeer:
         self._settings = settings
         self._host = host
         self._clock = clock
-        fair_s = settings.lookup_s / 2  # a look-up was given all of it, and has spent some by the time it is here
+        fair_s = settings.lookup_s / 2  # a look-up was given all of it, and has spent some on its way here
         self._calls = PeerCalls(node, open_s=settings.breaker_s, fair_s=fair_s, clock=clock)
         self._drained = False
         self._probed_at = clock()
