@@ -16,6 +16,7 @@ from scripts import (
     keygen,
     probe,
     releases,
+    ring,
     rollback,
     run,
     secret,
@@ -29,7 +30,7 @@ from scripts.refusals import one_line_errors
 
 VERBS = (
     build, keygen, sign, verify, deploy, rollback, releases, install, secret, serve, probe, demo, run,
-    benchmarks, cluster,
+    benchmarks, cluster, ring,
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from random import Random
 
 from cachemgr.cluster.contract import Peers, Rings
+from cachemgr.cluster.control_trouble import ControlTrouble, Trouble
 from cachemgr.cluster.redis_ring_store import Beat, RedisRingStore
 from cachemgr.cluster.rings import NO_RING
 from cachemgr.cluster.static_members import answering_nodes
@@ -98,7 +99,7 @@ class RedisMembers:
         self._loop = asyncio.create_task(self._keep_looking(), name="ring-redis")
 
     async def publish(self, state: RingState, *, replaces: Version) -> Version | None:
-        """Replace the ring in Redis, then ours; CacheError, saying what is certain, if it cannot be asked."""
+        """Replace the ring in Redis, then ours; ControlTrouble, for the admin to read, if that fails."""
         rings, _ = self._running()
         if rings.ring.version != replaces:
             return rings.ring.version
@@ -106,11 +107,13 @@ class RedisMembers:
             raise RingError("epoch", f"must be above {replaces.epoch}, which it replaces", state.epoch)
         try:
             lost_to = await self._store.replace(replaces, state)
-        except RedisTrouble as error:
-            certain = "was not changed" if error.refused else "may not have been changed"
-            raise RedisTrouble(f"{error}; the ring {certain}", refused=error.refused) from None
-        if lost_to is None:
-            self._take(state)
+            winner = state if lost_to is None else await self._store.read()
+        except CacheError as error:
+            unheard = isinstance(error, RedisTrouble) and not error.refused
+            certain = "may not have been changed" if unheard else "was not changed"
+            raise ControlTrouble(Trouble.FAILED, f"{error}; the ring {certain}") from None
+        if winner is not None:
+            self._take(winner)
         return lost_to
 
     async def nodes(self) -> Mapping[NodeId, NodeSpec]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr.errors import CacheError
-from cachemgr.redis_client import RedisTrouble
+from cachemgr.cluster.control_trouble import ControlTrouble
 from cachemgr.ring import first_state, set_replicas
 from tests.cachemgr.cluster.members.rig import Network, Node, eventually, spec
 from tests.redis_server import RedisServer
@@ -78,7 +77,7 @@ def test_stopped_and_continued(
             redis_server.pause()
             await eventually(lambda: "does not answer within 0.5 s; living on ring 2" in a.members.trouble)
             began = time.monotonic()
-            with pytest.raises(RedisTrouble, match=r"does not answer.*; the ring may not have been changed"):
+            with pytest.raises(ControlTrouble, match=r"does not answer.*; the ring may not have been changed"):
                 await a.members.publish(set_replicas(a.state, 3), replaces=known)
             assert set(await a.members.nodes()) == {"a", "b"}
             assert time.monotonic() - began < 3.0
@@ -157,7 +156,7 @@ def test_what_is_no_ring_is_left_alone_and_said(tmp_path: Path, redis_server: Re
                 redis_server.command("DEL", RING)
                 await eventually(lambda: not a.members.trouble)
             redis_server.command("HSET", RING, "version", "x", "state", "{}")
-            with pytest.raises(CacheError, match="cannot be read"):
+            with pytest.raises(ControlTrouble, match=r"cannot be read.*; the ring was not changed"):
                 await a.members.publish(set_replicas(a.state, 3), replaces=a.version)
 
     asyncio.run(run())
@@ -211,7 +210,7 @@ def test_full_without_eviction(tmp_path: Path) -> None:
                 a, b = await pair(network, server)
                 server.command("CONFIG", "SET", "maxmemory", "1")
                 await eventually(lambda: f"Redis at 127.0.0.1:{server.port} is full" in a.members.trouble)
-                with pytest.raises(RedisTrouble, match=r"is full.*; the ring was not changed"):
+                with pytest.raises(ControlTrouble, match=r"is full.*; the ring was not changed"):
                     await a.members.publish(set_replicas(a.state, 3), replaces=a.version)
                 assert a.state.replicas == 1
                 server.command("CONFIG", "SET", "maxmemory", "0")
