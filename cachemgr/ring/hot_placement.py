@@ -16,6 +16,7 @@ def extra_owners(ring: Ring, segment: BlockHash, k: int) -> tuple[NodeId, ...]:
     """
     position = position_of(segment)
     base = ring.owners(position, 1 + ring.replicas)
+    k = min(k, ring.placed - len(base))
     found: dict[NodeId, None] = {}
     for turn in range(1, _TURNS + 1):
         if len(found) >= k:
@@ -23,7 +24,7 @@ def extra_owners(ring: Ring, segment: BlockHash, k: int) -> tuple[NodeId, ...]:
         node = ring.owners(rehashed(segment, turn), 1)[0]
         if node not in base:
             found[node] = None
-    for node in ring.owners(position, len(ring.state.nodes)):  # nodes so light that no turn met them
+    for node in ring.owners(position, ring.placed):  # nodes so light that no turn met them
         if node not in base:
             found[node] = None
     return tuple(found)[:k]

@@ -55,7 +55,7 @@ class Ring:
         self._names = [NodeId(node.id) for node in state.nodes]
         self._owners = self._moved(order, counts)
         self._domains = _numbered([node.failure_domain for node in state.nodes])
-        self._placed = len(set(self._owners))
+        self._placed = frozenset(self._owners)
         self._columns = self._table(_WIDTH)
         self._named = self._named_tables()
 
@@ -104,6 +104,11 @@ class Ring:
         """Copies beside the primary."""
         return self._state.replicas
 
+    @property
+    def placed(self) -> int:
+        """How many nodes have vnodes: there are never more owners, extra ones included."""
+        return len(self._placed)
+
     def owners(self, position: int, n: int) -> tuple[NodeId, ...]:
         """The first `n` owners of a position (0 … 2^64 − 1), primary first; fewer if there are fewer nodes.
 
@@ -145,21 +150,22 @@ class Ring:
         """For each vnode whether `node` is among the first `n` owners of its positions."""
         if node not in self._names or n < 1:
             return np.zeros(len(self._sorted), np.bool_)
-        columns = self._columns if n <= _WIDTH else self._table(min(n, self._placed))
+        columns = self._columns if n <= _WIDTH else self._table(min(n, len(self._placed)))
         return (columns[:n] == self._names.index(NodeId(node))).any(axis=0)  # type: ignore[no-any-return]
 
     def _walk(self, start: int, n: int) -> list[int]:
         """The first `n` owners for the vnode at `start`, as `owner_rows` has them, for any n."""
-        n = min(n, self._placed)
+        n = min(n, len(self._placed))
+        wanted = min(n, len({self._domains[node] for node in self._placed}))
         seen: dict[int, None] = {}
-        for at in range(start, start + len(self._owners)):
-            seen[self._owners[at % len(self._owners)]] = None
-            if len(seen) == self._placed:
-                break
-        domains = self._domains
         apart: dict[int, int] = {}
-        for node in seen:
-            apart.setdefault(domains[node], node)
+        for at in range(start, start + len(self._owners)):
+            node = self._owners[at % len(self._owners)]
+            if node not in seen:
+                seen[node] = None
+                apart.setdefault(self._domains[node], node)
+                if len(seen) >= n and len(apart) >= wanted:
+                    break
         first = list(apart.values())
         taken = set(first)
         return [*first, *[node for node in seen if node not in taken]][:n]

@@ -1,7 +1,7 @@
 """Keeps a node's rings on disk, so that it starts with what it knew last.
 
 Invariants: the file is whole, old or new, whenever the process or the machine dies. One process of a node
-writes it. A file that is not whole (it came from elsewhere) is as good as none: the ring is learned again.
+writes it at a time, any may read. A file that is not whole (it came from elsewhere) is as good as none.
 """
 
 import contextlib
@@ -45,11 +45,7 @@ class RingFile:
         self._path = Path(path)
 
     def load(self) -> KeptRings | None:
-        """What was saved last; None, and a line in the log, if there is nothing or it cannot be used.
-
-        Sweeps what a killed `save` left behind: call it before the first `save`.
-        """
-        self._sweep()
+        """What was saved last; None, and a line in the log, if there is nothing or it cannot be used."""
         try:
             return msgspec.json.decode(self._read(), type=KeptRings)
         except FileNotFoundError:
@@ -65,6 +61,7 @@ class RingFile:
         scratch = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._sweep()
             try:
                 _write(scratch, msgspec.json.encode(rings, order="sorted"))
                 os.rename(scratch, self._path)
@@ -87,6 +84,7 @@ class RingFile:
             return file.read(_MAX_FILE_NBYTES)
 
     def _sweep(self) -> None:
+        """Delete what a killed `save` left."""
         for scratch in self._path.parent.glob(f".{self._path.name}.*"):
             with contextlib.suppress(OSError):
                 scratch.unlink()

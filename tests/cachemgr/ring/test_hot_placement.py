@@ -20,6 +20,7 @@ def test_distinct_and_no_owners(state: RingState, segment: BlockHash) -> None:
     every = extra_owners(ring, segment, 100)
     assert set(every) | set(owners) == set(ring.owners(0, 100))
     assert len(every) + len(owners) == len(ring.owners(0, 100))
+    assert ring.placed == len(every) + len(owners)
     for k in range(len(every) + 1):
         assert extra_owners(Ring(state), segment, k) == every[:k]
 

@@ -161,6 +161,8 @@ def test_killed_while_saving(path: Path, step: str, call: int, kept: KeptRings) 
     left = sorted(entry.name for entry in path.parent.iterdir())
     assert len(left) == (2 if kept is OLD else 1)
     assert RingFile(path).load() == kept
+    assert sorted(entry.name for entry in path.parent.iterdir()) == left, "a reader deletes nothing"
+    RingFile(path).save(NEW)
     assert [entry.name for entry in path.parent.iterdir()] == ["ring.json"]
 
 
