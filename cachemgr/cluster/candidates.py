@@ -2,7 +2,8 @@
 
 First the owners of the ring in force, with the extra owners of a segment that is known to be hot, in an
 order that spreads reads by load; then the owners of the ring before, while there is one. Never ourselves, and
-nobody who is not usable when his turn comes.
+nobody who is not usable when his turn comes. Who left a read without an answer just now comes after the
+others of his kind: it takes a breaker several troubles to open, and a read has several segments.
 
 Load is compared with the power of two choices: of two random ones the less loaded (Mitzenmacher, "The Power
 of Two Choices in Randomized Load Balancing", 2001). Loads within a factor of two count as equal: they are
@@ -11,7 +12,7 @@ measured latencies, and readers that all follow the same noise overload whoever 
 Threads: the IO loop.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -21,6 +22,7 @@ from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeId, position_of
 
 _EQUAL = 2.0
+_AVOIDED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,20 @@ class Candidate:
 class Candidates:
     """Orders them anew for every segment and read."""
 
-    def __init__(self, rings: Rings, peers: Peers, *, hints: HotHints, random: Random) -> None:
+    def __init__(
+        self, rings: Rings, peers: Peers, *, hints: HotHints, clock: Callable[[], float], random: Random
+    ) -> None:
         self._rings = rings
         self._peers = peers
         self._hints = hints
+        self._clock = clock
         self._random = random
+        self._avoided: dict[NodeId, float] = {}
+        """Until when; at most one entry per node."""
+
+    def avoid(self, node: NodeId) -> None:
+        """It did not answer: ask others first for a while."""
+        self._avoided[node] = self._clock() + _AVOIDED_S
 
     def of(self, segment: BlockHash) -> Iterator[Candidate]:
         """Each at most once; loads are compared, and who is usable is asked, as late as possible."""
@@ -65,9 +76,15 @@ class Candidates:
 
     def _next(self, pool: list[Peer]) -> Peer:
         """Take the less loaded of two random ones out of the pool."""
-        chosen = self._random.randrange(len(pool))
-        if len(pool) > 1:
-            other = (chosen + 1 + self._random.randrange(len(pool) - 1)) % len(pool)
-            if pool[chosen].load > _EQUAL * pool[other].load:
+        good = pool
+        if self._avoided:
+            now = self._clock()
+            good = [peer for peer in pool if now >= self._avoided.get(peer.node, now)] or pool
+        chosen = self._random.randrange(len(good))
+        if len(good) > 1:
+            other = (chosen + 1 + self._random.randrange(len(good) - 1)) % len(good)
+            if good[chosen].load > _EQUAL * good[other].load:
                 chosen = other
-        return pool.pop(chosen)
+        peer = good[chosen]
+        pool.remove(peer)
+        return peer

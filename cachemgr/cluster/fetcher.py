@@ -108,7 +108,7 @@ class Fetcher:
         clock: Callable[[], float],
         random: Random,
     ) -> None:
-        self._candidates = Candidates(rings, peers, hints=hints, random=random)
+        self._candidates = Candidates(rings, peers, hints=hints, clock=clock, random=random)
         self._repair = repair
         self._clock = clock
         self._counts = FetchCounts()
@@ -277,7 +277,9 @@ class Fetcher:
                 self._repair.give(part.store, node, found)
             if not part.missing:
                 return
-            if answer.denied and candidate.owner:
+            if not answer.denied and not answer.arrived:
+                self._candidates.avoid(candidate.peer.node)
+            elif answer.denied and candidate.owner:
                 lacking.append((candidate.peer.node, part.missing))
 
     async def _ask(self, part: _Part, peer: Peer) -> Answer:

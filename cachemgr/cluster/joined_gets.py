@@ -5,7 +5,7 @@ is joined: a peer gets one request for all its segments of a prompt, and of prom
 
 Invariants
 - A request ends by the latest deadline of its members, or when all of them left, whatever the peer does.
-- A peer that lets `lookup_s` pass without a block on its way is not waited for any longer.
+- A peer that lets twice `lookup_s` pass without a block on its way is not waited for any longer.
 
 Threads: the IO loop.
 """
@@ -23,8 +23,9 @@ from cachemgr.shard import BlockAddress
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 1.25
-"""Times `lookup_s`: a peer ends such a call itself and tells its breaker; this is for one that does not."""
+_PATIENCE = 2.0
+"""Times `lookup_s`. A call whose answer does not begin in time ends by itself, and its breaker hears of it;
+this is for those that still wait for a connection."""
 
 
 @dataclass(slots=True)

@@ -32,6 +32,26 @@ from tests.cachemgr.host import FORMAT, SECRETS
 SETTINGS = ClusterSettings(lookup_s=0.05, call_s=1.0)
 
 
+class Lag:
+    """Measures how late the loop wakes at worst: what a busy machine adds to every deadline."""
+
+    worst_s = 0.0
+
+    async def __aenter__(self) -> "Lag":
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _watch(self) -> None:
+        while True:
+            due = time.monotonic() + 0.002
+            await asyncio.sleep(0.002)
+            self.worst_s = max(self.worst_s, time.monotonic() - due)
+
+
 class RingsDouble:
     def __init__(self, node: str, state: RingState) -> None:
         self.node = NodeId(node)

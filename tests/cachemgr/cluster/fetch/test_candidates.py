@@ -7,10 +7,11 @@ from random import Random
 from cachemgr.cluster.candidates import Candidates
 from cachemgr.ring import NodeSpec, add_node, extra_owners, position_of
 from tests.cachemgr.cluster.fetch.nodes import Cluster, cluster
+from tests.cachemgr.host import Clock
 
 
 def candidates(c: Cluster, *, seed: int = 1) -> Candidates:
-    return Candidates(c.rings, c.seen, hints=c.hints, random=Random(seed))
+    return Candidates(c.rings, c.seen, hints=c.hints, clock=Clock(), random=Random(seed))
 
 
 def not_ours(owners: list[tuple[str, ...]]) -> bool:
@@ -86,6 +87,19 @@ def test_who_is_not_usable_is_skipped_also_when_that_shows_late() -> None:
         other.usable = False
         assert list(order) == []
         assert asked is not first
+
+
+def test_who_did_not_answer_comes_last_for_a_while() -> None:
+    with cluster(nodes=6, replicas=2) as c:
+        hashes = c.chain(16, where=not_ours)
+        silent = c.owners(hashes, 0)[0]
+        clock = Clock()
+        order = Candidates(c.rings, c.seen, hints=c.hints, clock=clock, random=Random(1))
+        order.avoid(silent)
+        for _ in range(20):
+            assert [one.peer.node for one in order.of(hashes[0])][2] == silent
+        clock.now += 1.0
+        assert silent in {next(order.of(hashes[0])).peer.node for _ in range(40)}
 
 
 def test_extra_owners_take_their_share_of_a_hot_segment() -> None:

@@ -241,7 +241,7 @@ def test_hot_segments_are_bounded() -> None:
     async def test() -> None:
         node = Serving()
         segments = [node.segment() for _ in range(80)]
-        many = [BlockHash(os.urandom(16)) for _ in range(100)]
+        many = [BlockHash(os.urandom(16)) for _ in range(200)]
         for _ in range(110):
             node.clock.now += 0.05
             for segment in segments:
