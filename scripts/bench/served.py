@@ -69,7 +69,7 @@ def served(subject: Subject) -> Iterator[str]:
     """Deploy the default release into a home of its own and serve it; the gRPC address."""
     home = subject.settings.folder / "home"
     _lay_out(subject, home)
-    http, grpc, metrics = _free_ports(3)
+    http, grpc, metrics = free_ports(3)
     arguments = argparse.Namespace(
         home=home, model=[MODEL], triton=None, host="127.0.0.1",
         http_port=http, grpc_port=grpc, metrics_port=metrics,
@@ -100,7 +100,7 @@ def _lay_out(subject: Subject, home: Path) -> None:
     publish_release(subject.release_folder(), repository / MODEL / "1", model=MODEL, trust=trust)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on right now."""
     with ExitStack() as open_sockets:
         sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
