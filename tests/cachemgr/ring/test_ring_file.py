@@ -102,14 +102,24 @@ def make_link(path: Path) -> None:
     path.symlink_to("elsewhere")
 
 
-@pytest.mark.parametrize("make", [too_long, make_link, Path.mkdir, os.mkfifo])
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (too_long, "ring file: must be at most 8389632 bytes, got 1099511627776"),
+        (make_link, "symbolic links"),
+        (Path.mkdir, "Is a directory"),
+        (os.mkfifo, "ring file: must be a regular file"),
+    ],
+    ids=["too long", "link", "folder", "pipe"],
+)
 def test_what_is_no_file_of_ours_is_not_read(
-    path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+    path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None], why: str
 ) -> None:
     path.parent.mkdir()
     make(path)
     assert RingFile(path).load() is None
-    assert len(caplog.messages) == 1
+    [said] = caplog.messages
+    assert why in said
 
 
 def test_a_full_disk_keeps_what_was_kept(path: Path) -> None:
