@@ -92,3 +92,34 @@ async def half_dead(behave: Behave, port: int = 0) -> AsyncIterator[int]:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await server.wait_closed()
+
+
+class FreezingProxy:
+    """Forwards to a port; `freeze`: its connections so far neither forward nor end, as on a lost route."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._frozen = asyncio.Event()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The behaviour of one connection, for `half_dead`."""
+        frozen = self._frozen
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pump(reader, there_writer, frozen))
+                group.create_task(_pump(there_reader, writer, frozen))
+        finally:
+            there_writer.close()
+
+    def freeze(self) -> None:
+        """Those that come later are not."""
+        self._frozen.set()
+        self._frozen = asyncio.Event()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frozen: asyncio.Event) -> None:
+    while data := await reader.read(1 << 16):
+        if frozen.is_set():
+            await asyncio.Event().wait()
+        writer.write(data)
