@@ -32,12 +32,17 @@ from cachemgr.ring import NodeId
 from cachemgr.shard import HEADER_NBYTES, BlockAddress
 
 IN_FLIGHT = 32
+_OPENINGS = 2
+"""A channel may be told to go away at the moment when it opens."""
 _REQUEST_NBYTES = 64 << 20
 _COPIED_AT_ONCE = 4 << 20
 """Bytes copied from an arena before others of the loop have their turn."""
 
 _Block = TypeVar("_Block", BlockAddress, BlockHash)
 OpenChannel = Callable[[], Awaitable[BulkDoor]]
+
+
+_CLOSED = PeerTrouble("broken", "this client is closed")
 
 
 class BulkClient:
@@ -73,6 +78,11 @@ class BulkClient:
         self.in_place = False
         """The peer's arenas are read where they lie: it offers them, and none was found to be out of reach."""
         self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        """A connection is open that takes requests."""
+        return self._channel is not None
 
     async def get(self, store: HostStore, blocks: Sequence[BlockAddress], *, deadline: float) -> Fetched:
         """Bring what the peer has of `blocks` into `store`, in order. PeerTrouble carries what had arrived."""
@@ -227,28 +237,25 @@ class BulkClient:
 
     async def _open(self, deadline: float) -> ClientChannel:
         """The channel that takes new requests; whoever comes while it is being opened waits for the same one."""
-        if self._opening is None:
-            self._opening = self._loop.create_task(self._try_open())
-        opening = self._opening
-        done, _ = await asyncio.wait({opening}, timeout=max(0.0, deadline - self._loop.time()))
-        if not done:
-            raise PeerTrouble("silent", f"{self.node} opened no bulk channel in time")
-        trouble = PeerTrouble("broken", "this client is closed") if opening.cancelled() else opening.result()
-        if trouble is not None:
-            raise PeerTrouble(trouble.kind, trouble.detail)
-        if self._channel is None:
-            raise PeerTrouble("broken", f"{self.node} closed the bulk channel as soon as it was open")
-        return self._channel
+        for _ in range(_OPENINGS):
+            if self._opening is None:
+                self._opening = self._loop.create_task(self._try_open())
+            opening = self._opening
+            done, _ = await asyncio.wait({opening}, timeout=max(0.0, deadline - self._loop.time()))
+            if not done:
+                raise PeerTrouble("silent", f"{self.node} opened no bulk channel in time")
+            trouble = _CLOSED if opening.cancelled() else opening.result()
+            if trouble is not None:
+                raise PeerTrouble(trouble.kind, trouble.detail)
+            if self._channel is not None:
+                return self._channel
+        raise PeerTrouble("broken", f"{self.node} closes the bulk channel as soon as it is open")
 
     async def _try_open(self) -> PeerTrouble | None:
         """Open a channel; the trouble if there is none. Ends within `call_s`."""
         try:
             async with asyncio.timeout(self._settings.call_s):
-                door = await self._open_channel()
-                stream, wire = await open_stream(
-                    door, node=self.node, hello=Hello(self._versions, door.ticket, self._me),
-                    tls=self._tls, plaintext=self._settings.bulk_plaintext,
-                )  # fmt: skip
+                await self._enter(again=True)
         except PeerTrouble as trouble:
             return trouble
         except TimeoutError:
@@ -257,13 +264,26 @@ class BulkClient:
             return PeerTrouble("refused", str(error))
         finally:
             self._opening = None
+        return None
+
+    async def _enter(self, *, again: bool) -> None:
+        """Ask for a door and go through it. One that closes meanwhile, as the peer drains, is asked for again."""
+        door = await self._open_channel()
+        try:
+            stream, wire = await open_stream(
+                door, node=self.node, hello=Hello(self._versions, door.ticket, self._me),
+                tls=self._tls, plaintext=self._settings.bulk_plaintext,
+            )  # fmt: skip
+        except OSError:
+            if not again:
+                raise
+            return await self._enter(again=False)
         self.in_place = door.same_host and self._settings.same_host
         self._channel = ClientChannel(
             stream, rings=self._rings, wire=wire, patience_s=self._settings.lease_s,
             retired=self._on_retired, ended=self._channels.discard,
         )  # fmt: skip
         self._channels.add(self._channel)
-        return None
 
     def _on_retired(self, channel: ClientChannel) -> None:
         if self._channel is channel:

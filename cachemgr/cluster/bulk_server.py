@@ -97,6 +97,7 @@ class BulkServer:
         self._tasks: set[asyncio.Task[None]] = set()
         """One per connection, strangers too."""
         self._connections: set[ServerConnection] = set()
+        self._draining = False
 
     @property
     def tls(self) -> bool:
@@ -142,10 +143,9 @@ class BulkServer:
 
         Who has not left after `call_s` is closed.
         """
+        self._draining = True
         await self._stop_listening()
-        for stranger in tuple(self._strangers):
-            stranger.cancel()
-        for connection in self._connections:
+        for connection in tuple(self._connections):
             connection.go_away()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.call_s)
@@ -211,6 +211,8 @@ class BulkServer:
         stream, hello, wire = admitted
         connection = ServerConnection(stream, node=hello.node, wire=wire, serving=self._serving)
         self._connections.add(connection)
+        if self._draining:
+            connection.go_away()
         try:
             await connection.run()
         except MalformedFrame as error:

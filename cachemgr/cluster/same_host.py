@@ -24,7 +24,7 @@ _SUFFIX = ".arena"
 
 
 class PeerArena:
-    """An arena file of another process, mapped to read."""
+    """An arena file of another process, mapped to read, until its last user drops it."""
 
     def __init__(self, fd: int) -> None:
         self._nbytes = os.fstat(fd).st_size
@@ -36,11 +36,6 @@ class PeerArena:
         if offset % ALIGN or offset + nbytes > self._nbytes or self._map.size() < self._nbytes:
             return None
         return self._view[offset : offset + nbytes]
-
-    def close(self) -> None:
-        """Unmap."""
-        self._view.release()
-        self._map.close()
 
 
 class PeerArenas:
@@ -58,14 +53,13 @@ class PeerArenas:
         arena = _open(file)
         if arena is not None:
             while len(self._mapped) >= _MAPPED:
-                self._mapped.popitem(last=False)[1].close()
+                self._mapped.popitem(last=False)
             self._mapped[file] = arena
         return arena
 
     def close(self) -> None:
-        """Unmap all."""
-        while self._mapped:
-            self._mapped.popitem()[1].close()
+        """Let go of all."""
+        self._mapped.clear()
 
 
 def bring(store: HostStore, address: BlockAddress, shard: memoryview) -> Outcome:

@@ -255,16 +255,19 @@ class ServerConnection:
         self._sent_at = self._loop.time()
 
     def _watch(self, work: GetWork | PutWork) -> None:
-        work.lease = self._serving.leases.grant(partial(self._expired, work))
+        """Transfers take turns: progress of any of its direction keeps one alive."""
+        progress = self._last_sent if isinstance(work, GetWork) else self._last_heard
+        work.lease = self._serving.leases.grant(self._stands_still, progress=progress)
 
-    def _expired(self, work: GetWork | PutWork) -> None:
-        """A lease ran out. Transfers take turns: progress of any of this direction is enough."""
-        progress = self._sent_at if isinstance(work, GetWork) else self._channel.last_heard
-        if self._loop.time() - progress < self._serving.settings.lease_s:
-            self._watch(work)
-        else:
-            log.warning("bulk channel: a transfer with %s stands still, the connection is closed", self._node)
-            self.close()
+    def _last_sent(self) -> float:
+        return self._sent_at
+
+    def _last_heard(self) -> float:
+        return self._channel.last_heard
+
+    def _stands_still(self) -> None:
+        log.warning("bulk channel: a transfer with %s stands still, the connection is closed", self._node)
+        self.close()
 
     def _put(self, request: int) -> PutWork | None:
         work = self._work.get(request)

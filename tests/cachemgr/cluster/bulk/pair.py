@@ -17,10 +17,12 @@ from cachemgr.contract import BlockFormat, BlockHash
 from cachemgr.ring import NodeId, NodeSpec, Ring, RingState, first_state
 from cachemgr.shard import BlockAddress, address_of
 from tests.cachemgr.host import Host, payload_of
-from tests.cachemgr.node import Node, is_whole, open_node
+from tests.cachemgr.node import Node, open_node
 
 LIMIT_S = 60.0
 READER, OWNER = NodeId("reader"), NodeId("owner")
+MEDIUM = BlockFormat(b"identity of test", "float32", layers=1, kv_heads=32, head_dim=64, block_tokens=4)
+"""64 KiB."""
 BIG = BlockFormat(b"identity of test", "float32", layers=8, kv_heads=32, head_dim=64, block_tokens=4)
 """512 KiB."""
 HUGE = BlockFormat(b"identity of test", "float32", layers=40, kv_heads=32, head_dim=128, block_tokens=4)
@@ -100,6 +102,7 @@ async def pair(
     hot: dict[BlockHash, int] | None = None,
     versions: tuple[int, int] = (1, 2),
     server_versions: tuple[int, int] = (1, 2),
+    pinned_nbytes: int = 256 << 20,
     **changes: Any,
 ) -> AsyncIterator[Pair]:
     """Open both, and afterwards see that nothing is left pinned, reserved, open or running."""
@@ -115,7 +118,7 @@ async def pair(
         {owner.store.format_id: owner.store}.get, tickets=tickets, rings=owner_rings,
         settings=settings(**changes | (server or {})), tls=tls[0] if tls else None,
         on_read=lambda *read: reads.append(read), hot_of=lambda segment: (hot or {}).get(segment, 0),
-        versions=server_versions,
+        versions=server_versions, pinned_nbytes=pinned_nbytes,
     )  # fmt: skip
     port = await served.start(listen)
     doors: list[BulkDoor] = []
@@ -190,5 +193,3 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
     asyncio.run(limited())
 
-
-__all__ = ["BIG", "HUGE", "Pair", "addresses", "is_whole", "pair", "run", "whole"]
