@@ -99,7 +99,7 @@ class ArenaView:
         try:
             if self._whole and self._map.size() < self._mapped:
                 self._whole = False
-        except ValueError:  # unmapped by another thread just now
+        except (ValueError, OSError):  # another thread unmaps it at this moment
             return False
         return self._whole
 

@@ -149,7 +149,10 @@ class TierStore:
         if slot is None:
             return None
         arena = tier.begin(slot, address)
-        return None if arena is None else IncomingSlot(slot, address=address, arena=arena, tier=tier)
+        if arena is None:
+            return None
+        incoming = IncomingSlot(slot, address=address, arena=arena, tier=tier)
+        return incoming if incoming.payload.nbytes else None  # empty: the cache was closed just now
 
     def check(self, header: bytes, address: BlockAddress) -> ShardCheck | Verdict:
         """See HostStore."""

@@ -267,8 +267,11 @@ def test_a_rejected_shard_is_not_found_and_its_slot_comes_back(host: Host, verdi
 def test_a_shard_that_was_let_go_cannot_be_rejected_any_more(near: Node) -> None:
     hashes = chain(near.cache, 1)
     fill(near.cache, hashes)
-    held = near.hold_one(hashes[0])
+    held, other = near.hold_one(hashes[0]), near.hold_one(hashes[0])
     near.store.let_go([held])
+    near.store.reject(held, Verdict.CORRUPT)
+    assert near.has(hashes[0])
+    near.store.let_go([other])
     near.store.reject(held, Verdict.CORRUPT)
     assert read(near.cache, hashes) == 1
     near.cache.check_integrity()

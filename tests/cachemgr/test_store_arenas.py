@@ -134,6 +134,7 @@ def test_bytes_in_our_arena_that_are_another_block_are_not_held(host: Host) -> N
     node.store.let_go([held for held in shards if held])
     assert node.store.missing(hashes) == [1]
     assert node.cache.counters()["cache_corrupt_blocks_total"] == 1
+    assert node.cache.counters()["cache_pins"] == 0
     node.cache.check_integrity()
 
 
