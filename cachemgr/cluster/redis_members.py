@@ -72,6 +72,7 @@ class RedisMembers:
         self._rings: Rings | None = None
         self._peers: Peers | None = None
         self._loop: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
         self._joining = True
         self._trouble = ""
         self._failures = 0
@@ -126,6 +127,7 @@ class RedisMembers:
     async def close(self) -> None:
         """Stop looking, tell the others that we are gone, close the connections. Idempotent."""
         task, self._loop = self._loop, None
+        self._closing.set()
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -136,8 +138,15 @@ class RedisMembers:
         await self._store.close()
 
     async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(self._pause())
+        # the event, too, as a cancellation may get lost: asyncio.wait_for of Python 3.11, which redis-py calls,
+        # swallows one that comes in the moment in which what it waits for is done
+        while not self._closing.is_set():
+            try:
+                async with asyncio.timeout(self._pause()):
+                    await self._closing.wait()
+                return
+            except TimeoutError:
+                pass
             try:
                 await self._look()
             except CacheError as error:

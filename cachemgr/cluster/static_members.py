@@ -49,6 +49,7 @@ class StaticMembers:
         self._rings: Rings | None = None
         self._peers: Peers | None = None
         self._gossip: asyncio.Task[None] | None = None
+        self._closing = False
 
     @property
     def trouble(self) -> str:
@@ -105,12 +106,13 @@ class StaticMembers:
     async def close(self) -> None:
         """Stop asking. Idempotent."""
         task, self._gossip = self._gossip, None
+        self._closing = True
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # what it ended with was logged
 
     async def _keep_exchanging(self) -> None:
-        while True:
+        while not self._closing:  # should a cancellation get lost in what is awaited
             await asyncio.sleep(self._gossip_s * self._random.uniform(0.5, 1.5))
             others = self._running()[1].others()
             if others:
