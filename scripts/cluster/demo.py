@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from scripts.cluster.figures import copies_waiting, fetched_blocks
+from scripts.cluster.figures import copies_waiting, fetched_blocks, given_blocks
 from scripts.cluster.node import NodeServer
 from scripts.cluster.running import bring_up
 from scripts.console import say, seconds_text, show_table, working
@@ -27,6 +27,8 @@ MAX_TOKENS = 32
 _SETTLE_LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.1
 _QUIET_S = 1.0
+_TRIES = 3
+_BLOCK_TOKENS = 32
 _COLUMNS = ("step", "server", "tokens", "cached", "from peers", "first token", "same text")
 
 
@@ -115,13 +117,12 @@ def show(servers: Sequence[NodeServer], *, model: str, interruption: Interruptio
 
 def _take_steps(demo: Demo, interruption: Interruption) -> None:
     first, *others = demo.servers
-    one, two = secrets.token_hex(8), secrets.token_hex(8)
+    one = secrets.token_hex(8)
     cold = demo.ask("computed", first, one).answer
     _wait_for_copies(demo)
     for server in others:
         demo.ask("restored", server, one, cold=cold)
-    second = demo.ask("second prompt", first, two).answer
-    _wait_for_copies(demo)
+    two, second = _second_prompt(demo)
     with working(f"kill {first.plan.id} with SIGKILL"):
         first.kill()
     for server in others:
@@ -130,6 +131,22 @@ def _take_steps(demo: Demo, interruption: Interruption) -> None:
         bring_up([first], interruption=interruption)
     for salt, before in ((one, cold), (two, second)):
         demo.ask("back, and warm", first, salt, cold=before)
+
+
+def _second_prompt(demo: Demo) -> tuple[str, StreamedAnswer]:
+    """A prompt that only the first server was asked, and a part of which is its own to keep.
+
+    Without such a part the others would have copies of everything, and none would need another one's.
+    """
+    first = demo.servers[0]
+    for _ in range(_TRIES):
+        salt = secrets.token_hex(8)
+        before = given_blocks(first.http)
+        answer = demo.ask("second prompt", first, salt).answer
+        _wait_for_copies(demo)
+        if given_blocks(first.http) - before < 2 * (answer.input_tokens // _BLOCK_TOKENS):
+            return salt, answer
+    raise RejectedError(f"{first.plan.id} owns no part of any of {_TRIES} prompts: is it on the ring?")
 
 
 def _wait_for_copies(demo: Demo) -> None:

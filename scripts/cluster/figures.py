@@ -20,6 +20,11 @@ def fetched_blocks(server: TritonHttp) -> float:
     return figure(server, "cluster_fetched_blocks_total") or 0.0
 
 
+def given_blocks(server: TritonHttp) -> float:
+    """Copies that owners took from a node, since it started."""
+    return figure(server, "cluster_replicated_blocks_total") or 0.0
+
+
 def copies_waiting(server: TritonHttp) -> float | None:
     """Committed blocks that wait for their copies; None while the node does not say."""
     return figure(server, "cluster_replication_queue")

@@ -17,6 +17,9 @@ FORMATS = (
 MAX_BLOCKS = 40
 """Of one chain: two segments and a half."""
 
+_SPREAD = 1000
+"""More tokens than a chain has: prompts of different seeds have no token in common."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChainId:
@@ -28,7 +31,7 @@ class ChainId:
 
     def names(self, cache: PrefixCache) -> list[BlockHash]:
         """Its block hashes; `cache` is one of its format."""
-        tokens = np.arange(self.blocks * FORMATS[self.format].block_tokens) + 100_000 * self.seed
+        tokens = np.arange(self.blocks * FORMATS[self.format].block_tokens) + _SPREAD * self.seed
         return cache.hashes(tokens, namespace="faults")
 
     def payload(self, name: BlockHash) -> npt.NDArray[np.uint8]:
