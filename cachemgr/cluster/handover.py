@@ -117,6 +117,7 @@ class Handover:
             "cluster_moved_away_blocks_total": float(self._dropped),
             "cluster_given_blocks_total": float(self._giver.given),
             "cluster_blocks_to_hand_over": float(self._left or 0),
+            "cluster_drained": float(self.drained()),
         }
 
     async def forget(self, store: HostStore) -> None:

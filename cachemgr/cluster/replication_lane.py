@@ -24,7 +24,7 @@ TRIES = 4
 """How often an owner is asked to take a block before that is left to repair."""
 
 _FIRST_PAUSE_S = 0.25
-"""Before the second try; each further one waits twice as long."""
+"""Before the second try; each further one waits four times as long: all of them outlast one open breaker."""
 
 _PUT_NBYTES = 4 << 20
 _PUT_BLOCKS = 64
@@ -162,5 +162,5 @@ class OwnerLane:
         if tries >= TRIES:
             self._answered(block, self._node, False)
             return
-        due = self._clock() + _FIRST_PAUSE_S * 2 ** (tries - 1)
+        due = self._clock() + _FIRST_PAUSE_S * 4 ** (tries - 1)
         heapq.heappush(self._later, (due, next(self._number), block))

@@ -63,7 +63,7 @@ def _count(move: str) -> int:
 def test_killed_at_any_moment_of_a_move(move: str, side: str) -> None:
     moments = _count(move)
     assert moments > 8
-    for at in range(1, moments + 1, max(1, moments // 20)):
+    for at in range(1, moments + 1, max(1, moments // 12)):
         run(lambda at=at: _killed_at(at, move=move, victim=MOVES[move][1 if side == "giver" else 2]))  # type: ignore[misc]
 
 
