@@ -285,6 +285,28 @@ def test_done_deadline_and_release_at_once_from_threads_leave_nothing_pinned(rig
     rig.cache.check_integrity()
 
 
+def test_a_release_that_falls_into_the_pinning_of_what_came_unpins_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = rig.acquire()
+    rig.bring(slice(3, 8))
+    table = rig.cache._tier.table
+    pin_fetched = table.pin_fetched
+    releasing = threading.Thread(target=lease.release)
+
+    def pin_and_release(hashes: Sequence[BlockHash], *, waited_s: float, timed_out: bool) -> list[int]:
+        slots = pin_fetched(hashes, waited_s=waited_s, timed_out=timed_out)
+        releasing.start()
+        releasing.join(0.2)
+        return slots
+
+    monkeypatch.setattr(table, "pin_fetched", pin_and_release)
+    rig.beyond.done[0]()
+    releasing.join(60)
+    assert rig.counts("pins") == [0]
+    rig.cache.check_integrity()
+
+
 def test_a_cache_whose_tiers_cannot_be_made_is_not_left_open(host: Host) -> None:
     def broken(store: HostStore) -> NoRemoteTiers:
         raise OSError("no socket")

@@ -212,3 +212,16 @@ def test_the_store_of_a_closed_cache_finds_nothing_and_takes_nothing(host: Host)
     assert near.store.drop(hashes) == 0
     del payload, held, incoming
     assert read(host.open(node="near", blocks=8), hashes) == 4
+
+
+def test_an_arena_that_another_thread_just_closed_is_empty(host: Host) -> None:
+    node = open_node(host, "node", blocks=8)
+    hashes = chain(node.cache, 1)
+    fill(node.cache, hashes)
+    (arena,) = node.cache._tier.arenas
+    header = node.hold_one(hashes[0]).header
+    node.cache.close()
+    arena.publish(0, header)
+    assert not arena.whole()
+    assert arena.header(0) == b""
+    assert len(arena.headers()) == len(arena.payload(0)) == 0
