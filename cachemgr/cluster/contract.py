@@ -212,7 +212,7 @@ class Peer(Protocol):
         ...
 
     async def moved(self, format_id: bytes, names: Sequence[BlockHash], *, deadline: float) -> bool:
-        """Tell it that these blocks are with us now: it drops those that the ring gives to others."""
+        """Tell it that these blocks are with us now: it may drop those that the ring gives to others."""
         ...
 
     async def exchange_ring(self, *, deadline: float) -> Version | None:
@@ -246,7 +246,7 @@ class Rings(Protocol):
 
     @property
     def ring(self) -> Ring:
-        """The ring in force."""
+        """The ring in force. RuntimeError before there is one."""
         ...
 
     @property

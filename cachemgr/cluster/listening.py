@@ -76,6 +76,7 @@ class Listening:
             moved=self._handover.acknowledged,
             status=self._status,
             drained=peers.drained,
+            heard=peers.heard,
             host=outward.host,
             clock=clock,
         )

@@ -22,10 +22,9 @@ class Node:
 
     def __init__(self, spec: NodeSpec, folder: Path, arenas: Path, **options: Any) -> None:
         self.spec = spec
-        self._settings = ClusterSettings(
-            listen=spec.address, state_dir=str(folder / spec.id), **{"lookup_s": 5.0, "call_s": 5.0, **options}
-        )
-        self._cache_settings = CacheSettings(
+        slow = {"lookup_s": 5.0, "call_s": 5.0, "breaker_s": 0.2, **options}
+        self.settings = ClusterSettings(listen=spec.address, state_dir=str(folder / spec.id), **slow)
+        self.cache_settings = CacheSettings(
             cluster="test",
             node=spec.id,
             host_bytes=BLOCKS * slot_nbytes(FORMAT.payload_nbytes),
@@ -35,8 +34,8 @@ class Node:
 
     def open(self) -> None:
         self.copies: dict[BlockHash, frozenset[str]] = {}
-        self.cluster = ClusterNode(self._cache_settings, self._settings, copies=self._copied)
-        self.cache: HostCache = open_cache(FORMAT, self._cache_settings, SECRETS, remote=self.cluster.tiers)
+        self.cluster = ClusterNode(self.cache_settings, self.settings, copies=self._copied)
+        self.cache: HostCache = open_cache(FORMAT, self.cache_settings, SECRETS, remote=self.cluster.tiers)
 
     def _copied(self, name: BlockHash, domains: frozenset[str]) -> None:
         self.copies[name] = domains
