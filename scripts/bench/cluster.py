@@ -1,4 +1,4 @@
-"""Rows of the cluster that need an engine: the price of a prompt that another node computed, and peers' waits.
+"""Rows of the cluster that need an engine: what a prompt of another node costs, and what peers wait for."""
 
 import secrets
 import shutil
