@@ -82,10 +82,13 @@ class PeerDouble:
         """Ignores its deadline, too."""
         self.raises = False
         self.gate: asyncio.Event | None = None
+        self.midway: asyncio.Event | None = None
+        """Holds each block when its slot is reserved."""
         self.trickle_s: float | None = None
         self.hot: dict[BlockHash, int] = {}
         self.gets: list[list[BlockHash]] = []
         self.puts: list[list[BlockHash]] = []
+        self.lookups = 0
         self.served: Counter[BlockHash] = Counter()
         self.under_way = 0
 
@@ -114,7 +117,7 @@ class PeerDouble:
             if self.trickle_s is not None:
                 left = deadline - time.monotonic()
                 await asyncio.sleep(max(0.0, min(self.trickle_s, left)))
-            arrived.append(time.monotonic() < deadline and copy(self.store, store, block))
+            arrived.append(time.monotonic() < deadline and await copy(self.store, store, block, self.midway))
             self.served[block.hash] += arrived[-1]
         return Fetched(tuple(arrived), sum(arrived) * store.payload_nbytes, self.hot)
 
@@ -122,11 +125,12 @@ class PeerDouble:
         self.puts.append(list(blocks))
         held = store.hold(blocks)
         store.let_go([shard for shard in held if shard is not None])
-        return [shard is not None and copy(store, self.store, shard.address) for shard in held]
+        return [shard is not None and await copy(store, self.store, shard.address) for shard in held]
 
     async def lookup(
         self, format_id: bytes, names: Sequence[BlockHash], *, deadline: float
     ) -> list[BlockAddress | None]:
+        self.lookups += 1
         held = self.store.hold(names)
         self.store.let_go([shard for shard in held if shard is not None])
         return [None if shard is None else shard.address for shard in held]
@@ -149,7 +153,9 @@ class PeerDouble:
         return None
 
 
-def copy(source: HostStore, target: HostStore, block: BlockAddress) -> bool:
+async def copy(
+    source: HostStore, target: HostStore, block: BlockAddress, midway: asyncio.Event | None = None
+) -> bool:
     """Is the block in `target` now?"""
     (shard,) = source.hold([block.hash])
     if shard is None:
@@ -158,6 +164,12 @@ def copy(source: HostStore, target: HostStore, block: BlockAddress) -> bool:
         slot = target.reserve(block)
         if slot is None:
             return not target.missing([block.hash])
+        if midway is not None:
+            try:
+                await midway.wait()
+            except asyncio.CancelledError:
+                target.abort(slot)
+                raise
         slot.payload[:] = shard.payload
         target.publish(slot, shard.header)
         return True
@@ -259,7 +271,7 @@ class Cluster:
                 assert host.write(writer.cache, hashes, index)
         for name in nodes[1:]:
             for index in indices:
-                assert copy(writer.store, self.nodes[name].store, address_of(hashes, index))
+                assert asyncio.run(copy(writer.store, self.nodes[name].store, address_of(hashes, index)))
 
     def place_all(self, hashes: Sequence[BlockHash], *, but: Sequence[int] = ()) -> None:
         """Every block is on all its owners but us."""

@@ -81,6 +81,29 @@ def test_a_longer_prompt_joins_what_is_on_its_way_and_asks_for_the_rest() -> Non
         in_loop(c, test)
 
 
+def test_a_block_whose_slot_is_reserved_is_waited_for_as_well() -> None:
+    with cluster(replicas=0) as c:
+        hashes = c.chain(1, where=not_ours)
+        c.place_all(hashes)
+        owner = c.peers[c.owners(hashes, 0)[0]]
+
+        async def test() -> None:
+            owner.midway = asyncio.Event()
+            one = start(c, hashes)
+            await turns()
+            assert c.me.store.missing(hashes) == [], "it is being written"
+            two = start(c, hashes)
+            await turns()
+            assert not two.done()
+            one.cancel()
+            await turns()
+            owner.midway.set()
+            await two
+            assert c.me.cache.lookup(hashes) == 1
+
+        in_loop(c, test)
+
+
 @pytest.mark.parametrize("first_leaves", [True, False])
 def test_cancelling_one_does_not_cancel_the_other(first_leaves: bool) -> None:
     with cluster(replicas=0) as c:

@@ -93,6 +93,7 @@ def test_the_same_block_is_offered_once() -> None:
 
         given(c, test)
         assert sum(len(put) for put in c.peers["n1"].puts) == 16
+        assert c.peers["n1"].lookups == 1
 
 
 def test_more_than_fit_are_dropped_and_counted() -> None:
