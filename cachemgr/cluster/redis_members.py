@@ -138,7 +138,7 @@ class RedisMembers:
         await self._store.close()
 
     async def _keep_looking(self) -> None:
-        # the event, too, as a cancellation may get lost: asyncio.wait_for of Python 3.11, which redis-py calls,
+        # the event, too, as a cancellation may get lost: asyncio.wait_for of Python 3.11, which redis-py has,
         # swallows one that comes in the moment in which what it waits for is done
         while not self._closing.is_set():
             try:

@@ -1,6 +1,8 @@
 """A cluster of three small nodes, and the command asked about it."""
 
+import re
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,20 +23,21 @@ class Said(NamedTuple):
     def lines(self) -> list[str]:
         return self.out.splitlines()
 
-    def table(self, first: str) -> list[list[str]]:
-        """Cells of the table whose head begins with `first`, row by row."""
-        start = next(at for at, line in enumerate(self.lines) if line.startswith(first + "  "))
-        rows = [line.split() for line in self.lines[start : start + 1]]
-        head = self.lines[start]
-        for line in self.lines[start + 1 :]:
-            if not line.startswith("node-") and first == "node":
-                break
-            rows.append([cell for cell in line.split("  ") if cell.strip()])
-        assert head
-        return [[cell.strip() for cell in row] for row in rows]
+    def table(self) -> list[list[str]]:
+        """Cells of the table of nodes, row by row, its head first."""
+        start = next(at for at, line in enumerate(self.lines) if line.startswith("node  "))
+        rows = list(takewhile(lambda line: line.startswith("node-"), self.lines[start + 1 :]))
+        return [re.split(r"  +", line) for line in (self.lines[start], *rows)]
 
 
 Ask = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def still_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingCluster]:
+    """For tests that change nothing: one for all of a module."""
+    with ring_cluster(tmp_path_factory.mktemp("ring")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -82,14 +82,14 @@ def test_a_change_of_a_ring_that_was_seen_before_fails_once_another_is_in_force(
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    cluster: RingCluster, ask: Ask, words: tuple[str, ...], problem: str
+    still_cluster: RingCluster, ask: Ask, words: tuple[str, ...], problem: str
 ) -> None:
-    before = cluster.versions()
-    said = ask(*words, *cluster.at)
+    before = still_cluster.versions()
+    said = ask(*words, *still_cluster.at)
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith(f"tensorcache: {problem}")
     assert said.err.count("\n") == 1
-    assert cluster.versions() == before
+    assert still_cluster.versions() == before
 
 
 def test_the_membership_s_own_trouble_is_told(cluster: RingCluster, ask: Ask) -> None:
@@ -116,8 +116,8 @@ def test_a_change_as_json(cluster: RingCluster, ask: Ask) -> None:
     assert data["replaces"] == {"epoch": 1, "digest": before.version.digest.hex()}
 
 
-def test_the_command_itself(cluster: RingCluster) -> None:
-    command = [sys.executable, "-m", "scripts.cli", "ring", "show", *cluster.at]
+def test_the_command_itself(still_cluster: RingCluster) -> None:
+    command = [sys.executable, "-m", "scripts.cli", "ring", "show", *still_cluster.at]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.startswith("ring 1 (")

@@ -22,13 +22,13 @@ def segment_of(cluster: RingCluster, owners: Callable[[tuple[str, ...]], bool]) 
     raise AssertionError("no such segment")
 
 
-def test_a_block_in_the_middle_of_a_segment(cluster: RingCluster, ask: Ask) -> None:
-    blocks = segment_of(cluster, lambda owners: owners == ("node-b", "node-c"))
-    cluster.give(1, *blocks)
-    cluster.give(2, *blocks[:5])
-    said = ask("explain", blocks[3].hash.hex(), *cluster.at)
+def test_a_block_in_the_middle_of_a_segment(still_cluster: RingCluster, ask: Ask) -> None:
+    blocks = segment_of(still_cluster, lambda owners: owners == ("node-b", "node-c"))
+    still_cluster.give(1, *blocks)
+    still_cluster.give(2, *blocks[:5])
+    said = ask("explain", blocks[3].hash.hex(), *still_cluster.at)
     assert (said.code, said.err) == (0, "")
-    ring: Ring = cluster.nodes[0].rings.ring
+    ring: Ring = still_cluster.nodes[0].rings.ring
     position = position_of(blocks[0].segment)
     vnode, point, _ = ring.vnode_at(position)
     assert said.lines[:4] == [
@@ -37,7 +37,7 @@ def test_a_block_in_the_middle_of_a_segment(cluster: RingCluster, ask: Ask) -> N
         f"position  {position}",
         f"vnode     {vnode} at {point}, on node-b",
     ]
-    table = said.table("node")
+    table = said.table()
     assert [row[:3] for row in table[1:]] == [["node-b", "primary", "up"], ["node-c", "replica 1", "up"]]
     assert [row[4:] for row in table[1:]] == [["16", "yes"], ["5", "yes"]]
     assert "if hot    node-a: extra owners, in this order" in said.lines
@@ -48,7 +48,7 @@ def test_a_block_that_only_a_surplus_copy_has(cluster: RingCluster, ask: Ask) ->
     blocks = segment_of(cluster, lambda owners: "node-a" not in owners)
     cluster.give(0, *blocks[:1])
     said = ask("explain", blocks[0].hash.hex(), *cluster.at)
-    rows = said.table("node")[1:]
+    rows = said.table()[1:]
     assert rows[2][:2] == ["node-a", "copy (extra owner 1 if hot)"]
     assert [row[-2:] for row in rows] == [["0", "no"], ["0", "no"], ["1", "yes"]]
     assert said.lines[-1] == "read now  node-a reads its own copy"
@@ -68,11 +68,11 @@ def test_a_segment_by_its_first_digits(cluster: RingCluster, ask: Ask) -> None:
     assert f"2 segments begin with {digits}: name one of " in both.err
 
 
-def test_a_block_that_nobody_has(cluster: RingCluster, ask: Ask) -> None:
-    said = ask("explain", "ff" * 16, *cluster.at)
+def test_a_block_that_nobody_has(still_cluster: RingCluster, ask: Ask) -> None:
+    said = ask("explain", "ff" * 16, *still_cluster.at)
     assert said.code == 0
     assert said.lines[0] == f"block     {'ff' * 16}  (no node has it; taken for the first of its segment)"
-    assert ask("explain", "ff" * 8, *cluster.at).code == 0
+    assert ask("explain", "ff" * 8, *still_cluster.at).code == 0
 
 
 def test_moved_vnodes_and_nodes_that_are_down(cluster: RingCluster, ask: Ask) -> None:

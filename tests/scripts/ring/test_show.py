@@ -30,7 +30,7 @@ def test_show(cluster: RingCluster, ask: Ask) -> None:
     assert (said.code, said.err) == (0, "")
     assert said.lines[0].startswith("ring 1 (")
     assert said.lines[0].endswith(" of cluster test: 3 nodes, 1 replicas")
-    table = said.table("node")
+    table = said.table()
     assert table[0] == ["node", "address", "domain", "weight", "vnodes", "share", "state", "blocks", "size"]
     address = cluster.nodes[0].spec.address
     assert table[1][:5] == ["node-a", address, "node-a", "1", "128"]
@@ -56,7 +56,7 @@ def test_show_tells_what_is_wrong(cluster: RingCluster, ask: Ask) -> None:
     cluster.stop(2)
     said = ask("show", *cluster.at)
     assert said.code == 0
-    assert [row[6] for row in said.table("node")[1:]] == ["up", "pulling", "not reachable"]
+    assert [row[6] for row in said.table()[1:]] == ["up", "pulling", "not reachable"]
     address = cluster.nodes[2].spec.address
     assert said.lines[-2:] == [
         f"warning  node-a: {trouble}",
@@ -74,8 +74,8 @@ def test_show_sees_draining_nodes_open_breakers_and_older_rings(cluster: RingClu
 
     cluster.do(newer_at_b)
     said = ask("show", *cluster.at)
-    assert [row[6] for row in said.table("node")[1:]] == ["up", "breaker open", "draining"]
-    assert said.table("node")[3][4:6] == ["0", "0.0%"]
+    assert [row[6] for row in said.table()[1:]] == ["up", "breaker open", "draining"]
+    assert said.table()[3][4:6] == ["0", "0.0%"]
     assert any("node-b: has ring 3 (" in line and "not (yet) this one" in line for line in said.lines)
     assert c.rings.version.epoch == 2
 
@@ -84,7 +84,7 @@ def test_show_warns_of_a_crowded_domain(tmp_path: Path, ask: Ask) -> None:
     with ring_cluster(tmp_path, names="abcd", domains=("x", "x", "y", "z")) as cluster:
         said = ask("show", *cluster.at)
         assert said.lines[-1].startswith("warning  failure domain x holds 50% of the ring")
-        assert [row[2] for row in said.table("node")[1:]] == ["x", "x", "y", "z"]
+        assert [row[2] for row in said.table()[1:]] == ["x", "x", "y", "z"]
 
 
 def test_show_as_json(cluster: RingCluster, ask: Ask) -> None:
@@ -96,15 +96,15 @@ def test_show_as_json(cluster: RingCluster, ask: Ask) -> None:
     assert data["nodes"][1]["blocks"] is None
 
 
-def test_owners(cluster: RingCluster, ask: Ask) -> None:
-    said = ask("owners", HASH, "5", "0xff", *cluster.at)
+def test_owners(still_cluster: RingCluster, ask: Ask) -> None:
+    said = ask("owners", HASH, "5", "0xff", *still_cluster.at)
     assert said.code == 0
-    ring: Ring = cluster.nodes[0].rings.ring
+    ring: Ring = still_cluster.nodes[0].rings.ring
     position = int.from_bytes(bytes.fromhex(HASH)[:8], "little")
     for line, at in zip(said.lines[2:], (position, 5, 255), strict=True):
         primary, replica = ring.owners(at, 2)
         assert line.split()[1:] == [str(at), ring.vnode_at(at)[0], primary, replica]
-    data = json.loads(ask("owners", "5", "--json", *cluster.at).out)
+    data = json.loads(ask("owners", "5", "--json", *still_cluster.at).out)
     assert data["places"][0]["owners"] == list(ring.owners(5, 2))
 
 

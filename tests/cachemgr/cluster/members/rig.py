@@ -14,10 +14,10 @@ from cachemgr.cluster.static_members import StaticMembers
 from cachemgr.redis_client import RedisAddress, RedisClient
 from cachemgr.ring import NodeId, NodeSpec, RingFile, RingState, Version
 
-LIMIT_S = 6.0
+LIMIT_S = 20.0
 """Far longer than anything takes."""
 
-QUICK = Pace(start_s=2.0, look_s=0.05, first_retry_s=0.05, longest_retry_s=0.2)
+QUICK = Pace(start_s=8.0, look_s=0.05, first_retry_s=0.05, longest_retry_s=0.2)
 
 
 def spec(name: str, port: int = 7000, **fields: object) -> NodeSpec:
@@ -111,7 +111,7 @@ class Network:
         return node
 
     def redis(
-        self, me: NodeSpec, url: str, *, timeout_s: float = 0.5, alive_s: float = 5.0, pace: Pace = QUICK
+        self, me: NodeSpec, url: str, *, timeout_s: float = 5.0, alive_s: float = 5.0, pace: Pace = QUICK
     ) -> Node:
         node = self._node(me)
         client = RedisClient(RedisAddress.parse(url), timeout_s=timeout_s)

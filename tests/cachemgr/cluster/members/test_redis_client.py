@@ -9,6 +9,8 @@ import pytest
 
 from cachemgr.errors import SettingsError
 from cachemgr.redis_client import RedisAddress, RedisClient, RedisTrouble
+from tests.cachemgr.cluster.control.certificates import make_certificates
+from tests.free_ports import free_ports
 from tests.redis_server import RedisServer
 
 
@@ -125,3 +127,28 @@ def test_tls_to_a_server_without_it_is_trouble(redis_server: RedisServer) -> Non
         await client.close()
 
     asyncio.run(run())
+
+
+def test_tls_checks_the_server_and_shows_our_certificate(tmp_path: Path) -> None:
+    ours, others = make_certificates(tmp_path / "ours"), make_certificates(tmp_path / "others")
+    [port] = free_ports(1)
+    own = ("--tls-cert-file", ours.tls_cert, "--tls-key-file", ours.tls_key)
+    files = (*own, "--tls-ca-cert-file", ours.tls_ca)
+
+    async def ask(ca: str, *, certificate: bool = True, host: str = "127.0.0.1") -> object:
+        own = f"&ssl_certfile={ours.tls_cert}&ssl_keyfile={ours.tls_key}" if certificate else ""
+        address = RedisAddress.parse(f"rediss://{host}:{port}?ssl_ca_certs={ca}{own}")
+        client = RedisClient(address, timeout_s=5.0)
+        try:
+            return await client.ask_one("ECHO", "seen")
+        finally:
+            await client.close()
+
+    with RedisServer(tmp_path, "--tls-port", str(port), "--tls-auth-clients", "yes", *files):
+        assert asyncio.run(ask(ours.tls_ca)) == b"seen"
+        with pytest.raises(RedisTrouble, match=r"does not prove who it is: .*certificate verify failed"):
+            asyncio.run(ask(others.tls_ca))
+        with pytest.raises(RedisTrouble, match=r"does not prove who it is: .*localhost"):
+            asyncio.run(ask(ours.tls_ca, host="localhost"))
+        with pytest.raises(RedisTrouble):
+            asyncio.run(ask(ours.tls_ca, certificate=False))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachemgr.cluster.redis_members import Pace, with_node
-from cachemgr.ring import RingError, drain_node, first_state, move_vnode, remove_node, set_replicas
+from cachemgr.ring import NodeSpec, RingError, drain_node, first_state, move_vnode, remove_node, set_replicas
 from tests.cachemgr.cluster.members.rig import LIMIT_S, Network, Node, eventually, spec
 from tests.redis_server import RedisServer
 
@@ -163,10 +163,12 @@ def test_who_leaves_is_gone_at_once_and_who_dies_soon(tmp_path: Path, redis_serv
             b = await network.redis(B, redis_server.url).start()
             await b.members.close()
             assert set(await a.members.nodes()) == {"a"}
-            redis_server.command("SET", "tensorcache:test:node:x", '{"id":"x","address":"h:1"}', "PX", "60")
+            assert 0 < int(redis_server.command("PTTL", "tensorcache:test:node:a")[1:]) <= 5000
+            x = "tensorcache:test:node:x"
+            redis_server.command("SET", x, '{"id":"x","address":"h:1"}', "PX", "60000")
             redis_server.command("SADD", "tensorcache:test:nodes", "x", "y")
             assert set(await a.members.nodes()) == {"a", "x"}
-            await asyncio.sleep(0.1)
+            redis_server.command("PEXPIRE", x, "0")  # as it would by itself
             assert set(await a.members.nodes()) == {"a"}
             assert redis_server.command("SCARD", "tensorcache:test:nodes") == b":1"
 
@@ -190,6 +192,35 @@ def test_with_node_keeps_what_is_right_already() -> None:
     assert with_node(state, C).node("c") == C
     narrower = with_node(move_vnode(move_vnode(state, "a#100", "b"), "a#1", "b"), spec("a", 7001, weight=0.5))
     assert (narrower.epoch, narrower.overrides) == (4, {"a#1": "b"})
+
+
+@pytest.mark.parametrize(("late", "first"), [(A, B), (B, A)])
+def test_a_ring_made_without_redis_displaces_nobody(
+    tmp_path: Path, redis_server: RedisServer, late: NodeSpec, first: NodeSpec
+) -> None:
+    async def run() -> None:
+        async with Network(tmp_path) as network:
+            there = await network.redis(first, redis_server.url).start()
+            node = network.redis(late, redis_server.url)
+            node.rings.install(first_state([late], replicas=1))  # in one of two orders the higher one
+            await node.start()
+            assert node.names == ["a", "b"]
+            await same_ring(node, there)
+
+    asyncio.run(run())
+
+
+def test_who_meets_an_older_cluster_joins_it(tmp_path: Path, redis_server: RedisServer) -> None:
+    async def run() -> None:
+        async with Network(tmp_path) as network:
+            c = await network.redis(C, redis_server.url).start()  # first at a Redis that lost everything
+            a = network.redis(A, redis_server.url)
+            a.rings.install(set_replicas(first_state([A, B], replicas=1), 2))
+            await a.start()
+            assert a.names == ["a", "b"]
+            await eventually(lambda: c.names == a.names == ["a", "b", "c"])
+
+    asyncio.run(run())
 
 
 def test_close_ends_even_if_a_cancellation_gets_lost(tmp_path: Path, redis_server: RedisServer) -> None:
