@@ -3,6 +3,7 @@
 Threads: the IO thread.
 """
 
+import logging
 import ssl
 import time
 from pathlib import Path
@@ -26,8 +27,10 @@ from cachemgr.cluster.rings import RingsInForce
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.cluster.tls import client_context
 from cachemgr.errors import SettingsError
-from cachemgr.ring import NodeId, first_state
+from cachemgr.ring import NodeId, Ring, crowded_domain, first_state
 from cachemgr.settings import CacheSettings
+
+log = logging.getLogger(__name__)
 
 
 class Outward:
@@ -54,6 +57,7 @@ class Outward:
             previous_s=settings.previous_s,
             given=first_state(settings.members, replicas=settings.replicas) if settings.members else None,
         )
+        self.rings.listen(_warn_of_crowding)
         self.peers = ConnectedPeers(rings=self.rings, make=self._peer, settings=settings, clock=self.clock)
         self.peers.start()
         self._hints = HotHints(settings=settings, clock=self.clock)
@@ -132,6 +136,11 @@ class Outward:
             settings=self.settings,
             tls=self._tls,
         )
+
+
+def _warn_of_crowding(ring: Ring, previous: Ring | None) -> None:
+    if line := crowded_domain(ring.state):
+        log.warning("ring %d: %s", ring.state.epoch, line)
 
 
 def _client_tls(settings: ClusterSettings) -> ssl.SSLContext | None:

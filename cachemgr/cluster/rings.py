@@ -21,9 +21,11 @@ from dataclasses import dataclass
 
 from cachemgr.cluster.contract import RingListener
 from cachemgr.ring import (
+    MAX_EARLIER,
     Epoch,
     KeptRings,
     NodeId,
+    ReplacedRing,
     Ring,
     RingConflict,
     RingError,
@@ -34,7 +36,6 @@ from cachemgr.ring import (
 )
 
 SETTLED_S = 2.0
-MAX_EARLIER = 4
 
 NO_RING = Version(Epoch(0), bytes(16))
 """Below the version of every ring: that of a node which knows none yet."""
@@ -181,14 +182,15 @@ class RingsInForce:
         self._pulled = kept.pulled
         # a clock that was set back must not keep `previous` for ever
         self._changed_at = min(kept.changed_at, self._now())
-        if kept.previous is not None:
-            self._earlier = [_Replaced(Ring(kept.previous), self._changed_at)]
+        self._earlier = [
+            _Replaced(Ring(before.state), min(before.at, self._now())) for before in kept.earlier
+        ]
         _log.info("ring %d, kept from before, is in force", kept.current.epoch)
 
     def _save(self) -> None:
         assert self._ring is not None
-        previous = self._earlier[0].ring.state if self._earlier else None
-        kept = KeptRings(self._ring.state, previous, self._changed_at, self._pulled)
+        earlier = tuple(ReplacedRing(before.ring.state, before.at) for before in self._earlier)
+        kept = KeptRings(self._ring.state, earlier, self._changed_at, self._pulled)
         try:
             self._file.save(kept)
         except RingError as error:

@@ -30,7 +30,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen: str = ""
     advertise: str = ""
     domain: str = ""
-    weight: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
     members: tuple[NodeSpec, ...] = ()
     redis: str = ""
     replicas: Annotated[int, msgspec.Meta(ge=0, le=3)] = 1

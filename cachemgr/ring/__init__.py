@@ -20,15 +20,17 @@ from cachemgr.ring.hot_placement import extra_owners
 from cachemgr.ring.names import Epoch, NodeId, Version, VnodeId, position_of, vnode_id
 from cachemgr.ring.points import vnode_count
 from cachemgr.ring.ring import Arcs, Ring
-from cachemgr.ring.ring_file import KeptRings, RingFile
+from cachemgr.ring.ring_file import MAX_EARLIER, KeptRings, ReplacedRing, RingFile
 from cachemgr.ring.state import NodeSpec, RingState, decode_ring, encode_ring, first_state, home_of
 
 __all__ = [
+    "MAX_EARLIER",
     "Arcs",
     "Epoch",
     "KeptRings",
     "NodeId",
     "NodeSpec",
+    "ReplacedRing",
     "Ring",
     "RingConflict",
     "RingError",

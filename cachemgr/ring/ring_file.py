@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -18,24 +19,35 @@ from cachemgr.ring.errors import RingError
 from cachemgr.ring.state import MAX_NBYTES, RingState
 
 _log = logging.getLogger(__name__)
-_MAX_FILE_NBYTES = 2 * MAX_NBYTES + 1024
+MAX_EARLIER = 4
+_MAX_FILE_NBYTES = (1 + MAX_EARLIER) * MAX_NBYTES + 1024
+
+
+class ReplacedRing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ring that is not in force any more; `at`: time.time() of its replacement."""
+
+    state: RingState
+    at: float
+
+    def __post_init__(self) -> None:
+        _require_time("at", self.at)
 
 
 class KeptRings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a node remembers of the ring over a restart.
 
-    changed_at   time.time() of the change from `previous` to `current`
+    earlier      those before `current` whose owners may still have what was not moved, the latest first
+    changed_at   time.time() at which `current` came into force
     pulled       this node has all that `current` gave it
     """
 
     current: RingState
-    previous: RingState | None
+    earlier: Annotated[tuple[ReplacedRing, ...], msgspec.Meta(max_length=MAX_EARLIER)]
     changed_at: float
     pulled: bool
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.changed_at):
-            raise RingError("changed_at", "must be seconds since 1970", self.changed_at)
+        _require_time("changed_at", self.changed_at)
 
 
 class RingFile:
@@ -105,3 +117,8 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _require_time(field: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise RingError(field, "must be seconds since 1970", value)

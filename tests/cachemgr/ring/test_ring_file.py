@@ -12,13 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cachemgr.ring import KeptRings, RingError, RingFile, add_node, first_state
+from cachemgr.ring import KeptRings, ReplacedRing, RingError, RingFile, add_node, first_state
 from tests import full_disk
 from tests.cachemgr.ring.rings import spec
 
 FIRST = first_state([spec("a"), spec("b")], replicas=1)
-OLD = KeptRings(FIRST, None, 0.0, True)
-NEW = KeptRings(add_node(FIRST, spec("c")), FIRST, 1_700_000_000.5, False)
+OLD = KeptRings(FIRST, (), 0.0, True)
+NEW = KeptRings(
+    add_node(FIRST, spec("c")), (ReplacedRing(FIRST, 1_700_000_000.5),), 1_700_000_000.5, False
+)
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def make_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (too_long, "ring file: must be at most 8389632 bytes, got 1099511627776"),
+        (too_long, "ring file: must be at most 20972544 bytes, got 1099511627776"),
         (make_link, "symbolic links"),
         (Path.mkdir, "Is a directory"),
         (os.mkfifo, "ring file: must be a regular file"),

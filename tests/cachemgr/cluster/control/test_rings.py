@@ -223,3 +223,12 @@ def test_what_is_sent_is_the_ring_in_force(rings_of_a: Opener, caplog: pytest.Lo
         rings.install(state)
         assert decode_ring(rings.encoded) == rings.ring.state
     assert "ring 2 is in force: 3 nodes, 1 replicas" in caplog.text
+
+
+def test_several_quick_changes_survive_a_restart(rings_of_a: Opener, now: TurnedClock) -> None:
+    rings = rings_of_a(FIRST)
+    for name in "xyz":
+        now.turn(SETTLED_S)
+        rings.install(add_node(rings.ring.state, spec(name)))
+    assert len(epochs(rings)) == 3
+    assert epochs(rings_of_a()) == epochs(rings)
