@@ -1,19 +1,21 @@
-"""The client of one peer's bulk channel: one connection, opened when it is needed, many requests in flight on it.
+"""The client of one peer's bulk channel: one connection, opened when it is needed, many requests in flight
+on it.
 
-`get` brings blocks into a store: over TCP into reserved slots, or copied from the peer's arena if it is on this host.
-`put` gives blocks away. Both raise PeerTrouble, and nothing else, when the peer does not do as it should; what has
-arrived whole stays published. A peer costs at most the deadline, an owner that does not begin to answer at most
+`get` brings blocks into a store: over TCP into reserved slots, or copied from the peer's arena if it is on
+this host.
+`put` gives blocks away. Both raise PeerTrouble, and nothing else, when the peer does not do as it should;
+what has arrived whole stays published. A peer costs at most the deadline, an owner that does not begin to
+answer at most
 `lookup_s`.
 
-Invariants: at most IN_FLIGHT requests are on their way; others wait for their turn within their deadline. Nothing
-is asked twice, but that a peer whose arenas turn out to be out of reach is asked again over the network.
-Threads: the IO thread.
+Invariants: at most IN_FLIGHT requests are on their way; others wait for their turn within their deadline.
+Nothing is asked twice, but that a peer whose arenas turn out to be out of reach is asked again over the
+network. Threads: the IO thread.
 """
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from cachemgr.cluster.bulk_messages import Ended, Places, Request, encode, join_names
@@ -59,7 +61,9 @@ class BulkClient:
         tls: ssl.SSLContext | None = None,
         versions: tuple[int, int] = WIRE_VERSIONS,
     ) -> None:
-        """`open_channel` asks the peer's control service for a door; PeerTrouble or OSError if there is none."""
+        """`open_channel` asks the peer's control service for a door; PeerTrouble or OSError if there is
+        none.
+        """
         self.node = node
         self._me = me
         self._open_channel = open_channel
@@ -76,7 +80,9 @@ class BulkClient:
         self._opening: asyncio.Task[PeerTrouble | None] | None = None
         self._arenas = PeerArenas()
         self.in_place = False
-        """The peer's arenas are read where they lie: it offers them, and none was found to be out of reach."""
+        """The peer's arenas are read where they lie: it offers them, and none was found to be out of
+        reach.
+        """
         self._closed = False
 
     @property
@@ -85,15 +91,20 @@ class BulkClient:
         return self._channel is not None
 
     async def get(self, store: HostStore, blocks: Sequence[BlockAddress], *, deadline: float) -> Fetched:
-        """Bring what the peer has of `blocks` into `store`, in order. PeerTrouble carries what had arrived."""
+        """Bring what the peer has of `blocks` into `store`, in order. PeerTrouble carries what had
+        arrived.
+        """
         arrived: list[bool] = []
         nbytes = 0
         hot: dict[BlockHash, int] = {}
         for part in _parts(blocks, store.payload_nbytes):
             call = GetCall(store, part, answered=self._loop.create_future())
             try:
-                async with self._turn(deadline):
+                await self._turn(deadline)
+                try:
                     ended, call = await self._get(call, store, part, deadline)
+                finally:
+                    self._turns.release()
             except PeerTrouble as trouble:
                 trouble.arrived = _padded([*arrived, *(trouble.arrived or call.arrived)], len(blocks))
                 raise
@@ -110,10 +121,13 @@ class BulkClient:
         for part in _parts(blocks, store.payload_nbytes):
             call = PutCall(store, part, answered=self._loop.create_future())
             try:
-                async with self._turn(deadline):
+                await self._turn(deadline)
+                try:
                     channel = self._channel or await self._open(deadline)
                     number = channel.ask(call, self._request(store, part, deadline))
                     await self._answer(channel, call, number, deadline=deadline, begun_by=deadline)
+                finally:
+                    self._turns.release()
             except PeerTrouble as trouble:
                 trouble.arrived = _padded([*taken, *call.arrived], len(blocks))
                 raise
@@ -218,25 +232,23 @@ class BulkClient:
             Request(store.format_id, version.epoch, version.digest, budget_ms, join_names(names), in_place)
         )
 
-    @asynccontextmanager
-    async def _turn(self, deadline: float) -> AsyncIterator[None]:
+    async def _turn(self, deadline: float) -> None:
+        """Wait for a turn; `self._turns.release()` ends it."""
         if self._closed:
             raise PeerTrouble("refused", "this client is closed")
-        if self._turns.locked():
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._turns.acquire()
-            except TimeoutError:
-                raise PeerTrouble("busy", f"{IN_FLIGHT} requests to {self.node} are under way") from None
-        else:
+        if not self._turns.locked():
             await self._turns.acquire()
+            return
         try:
-            yield
-        finally:
-            self._turns.release()
+            async with asyncio.timeout_at(deadline):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise PeerTrouble("busy", f"{IN_FLIGHT} requests to {self.node} are under way") from None
 
     async def _open(self, deadline: float) -> ClientChannel:
-        """The channel that takes new requests; whoever comes while it is being opened waits for the same one."""
+        """The channel that takes new requests; whoever comes while it is being opened waits for the same
+        one.
+        """
         for _ in range(_OPENINGS):
             if self._opening is None:
                 self._opening = self._loop.create_task(self._try_open())
@@ -267,7 +279,9 @@ class BulkClient:
         return None
 
     async def _enter(self, *, again: bool) -> None:
-        """Ask for a door and go through it. One that closes meanwhile, as the peer drains, is asked for again."""
+        """Ask for a door and go through it. One that closes meanwhile, as the peer drains, is asked for
+        again.
+        """
         door = await self._open_channel()
         try:
             stream, wire = await open_stream(

@@ -1,8 +1,8 @@
 """The server of a node's bulk channel: lets in who has a ticket, and serves each on a connection of its own.
 
 Invariants
-- A stranger costs a socket and one fixed-size read, for a few seconds at most; few are let wait at a time, and the one
-  that has waited longest makes room.
+- A stranger costs a socket and one fixed-size read, for a few seconds at most; few are let wait at a time,
+  and the one that has waited longest makes room.
 - Off loopback there is TLS, or nothing is served, unless the settings allow plaintext.
 - After `drain` or `close` no task, socket, pin or lease is left.
 Threads: the IO thread.
@@ -76,7 +76,9 @@ class BulkServer:
         pinned_nbytes: int = PINNED_NBYTES,
         versions: tuple[int, int] = WIRE_VERSIONS,
     ) -> None:
-        """`stores`: format id → store; `on_read`: segment, blocks, bytes; `hot_of`: extra owners of a segment."""
+        """`stores`: format id → store; `on_read`: segment, blocks, bytes; `hot_of`: extra owners of a
+        segment.
+        """
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._tickets = tickets
@@ -115,11 +117,14 @@ class BulkServer:
         return self._serving.budget.used
 
     async def start(self, host: str) -> int:
-        """Listen on a free port of `host`, and return it. SettingsError if TLS is needed there and not set."""
+        """Listen on a free port of `host`, and return it. SettingsError if TLS is needed there and not
+        set.
+        """
         loopback = is_loopback(f"[{host}]:0" if ":" in host else f"{host}:0")
         if not loopback and not self._settings.bulk_plaintext:
             if self._certified is None:
-                raise SettingsError("tls_cert, tls_key, tls_ca", "must be set, or bulk_plaintext, off loopback", host)
+                problem = "must be set, or bulk_plaintext, off loopback"
+                raise SettingsError("tls_cert, tls_key, tls_ca", problem, host)
             self._tls = self._certified
         found = await self._loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]

@@ -1,6 +1,7 @@
 """One bulk connection, either end: reads frames and hands them on, payloads straight into reserved slots.
 
-Whose frames they are, and what they mean, is the handler's: `bulk_client` on one side, `bulk_server` on the other.
+Whose frames they are, and what they mean, is the handler's: `bulk_client` on one side, `bulk_server` on the
+other.
 
 Invariant: once `run` ends, by whatever, every block that was under way has given its slot back.
 Threads: the IO thread.
@@ -19,16 +20,19 @@ from cachemgr.cluster.frames import (
     MalformedFrame,
     parse_head,
 )
+from cachemgr.cluster.inbox import Inbox
 from cachemgr.cluster.incoming import IncomingBlock
 from cachemgr.cluster.outbox import Outbox
-from cachemgr.cluster.streams import Stream, StreamEnded, fill
+from cachemgr.cluster.streams import Stream, StreamEnded
 
 _YIELD_NBYTES = 4 << 20
 """After so many bytes without a wait, others of the loop have their turn."""
 
 
 class FrameHandler(Protocol):
-    """What the two ends make of frames. Nothing here waits; a MalformedFrame or PeerTrouble ends the connection."""
+    """What the two ends make of frames. Nothing here waits; a MalformedFrame or PeerTrouble ends the
+    connection.
+    """
 
     def on_frame(self, kind: int, request: int, body: bytes) -> None:
         """A frame other than BLOCK and SLICE."""
@@ -55,6 +59,7 @@ class Channel:
         clock: Callable[[], float],
     ) -> None:
         self._stream = stream
+        self._inbox = Inbox(stream)
         self._accepts = accepts
         self._handler = handler
         self._clock = clock
@@ -67,27 +72,25 @@ class Channel:
         self._unyielded = 0
 
     async def run(self) -> None:
-        """Read until the connection ends: StreamEnded, OSError, MalformedFrame, or what the handler raises."""
-        head = memoryview(bytearray(HEAD_NBYTES))
-        meta = memoryview(bytearray(BLOCK_META_NBYTES))
+        """Read until the connection ends: StreamEnded, OSError, MalformedFrame, or what the handler
+        raises.
+        """
+        take = self._inbox.take
         try:
             while True:
-                await fill(self._stream, head)
+                head = await take(HEAD_NBYTES)
                 self.last_heard = self._clock()
                 if self._unyielded >= _YIELD_NBYTES:
                     self._unyielded = 0
                     await asyncio.sleep(0)
-                length, kind, request = parse_head(head.tobytes(), self._accepts)
+                length, kind, request = parse_head(head, self._accepts)
                 if kind == BLOCK:
-                    await fill(self._stream, meta)
-                    self._begin(request, meta)
+                    self._begin(request, await take(BLOCK_META_NBYTES))
                     await self._receive(request, length - BLOCK_META_NBYTES)
                 elif kind == SLICE:
                     await self._receive(request, length)
                 else:
-                    body = bytearray(length)
-                    await fill(self._stream, memoryview(body))
-                    self._handler.on_frame(kind, request, bytes(body))
+                    self._handler.on_frame(kind, request, await take(length))
         except StreamEnded:
             if self._broken is not None:
                 raise self._broken from None
@@ -101,7 +104,7 @@ class Channel:
             self._blocks[request][1].drop()
 
     def forget_block(self, request: int) -> None:
-        """This request has ended; a block of it that is not whole never will be."""
+        """A request has ended; a block of it that is not whole never will be."""
         entry = self._blocks.pop(request, None)
         if entry is not None:
             entry[1].drop()
@@ -118,12 +121,12 @@ class Channel:
         self._broken = error
         self.close()
 
-    def _begin(self, request: int, meta: memoryview) -> None:
+    def _begin(self, request: int, meta: bytes) -> None:
         if request in self._blocks:
             raise MalformedFrame("block", "one at a time per request", request)
         (index,) = BLOCK_META.unpack_from(meta)
-        header = meta[BLOCK_META.size :].tobytes()
-        self._blocks[request] = index, self._handler.begin_block(request, index, header)
+        block = self._handler.begin_block(request, index, meta[BLOCK_META.size :])
+        self._blocks[request] = index, block
 
     async def _receive(self, request: int, count: int) -> None:
         """Receive a slice of a payload."""
@@ -136,7 +139,8 @@ class Channel:
         stream = self._stream
         while count:
             # Asked again after every wait: the block may have been dropped meanwhile.
-            got = stream.try_receive(block.room(count))
+            room = block.room(count)
+            got = self._inbox.move_to(room) or stream.try_receive(room)
             if got:
                 block.advance(got)
                 count -= got

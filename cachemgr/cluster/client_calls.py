@@ -1,4 +1,5 @@
-"""What a bulk client has asked for and not yet got: one object per request, fed with the frames of its answer.
+"""What a bulk client has asked for and not yet got: one object per request, fed with the frames of its
+answer.
 
 Invariant: a call is answered once; after that, or after `abandon`, frames that still come change nothing.
 Threads: the IO thread.
@@ -118,7 +119,8 @@ class GetCall:
             self.arrived[index] = True
         else:
             self.discarded += block.nbytes
-            self.arrived[index] = outcome is Outcome.NOT_KEPT and is_here(self._store, self._blocks[index].hash)
+            kept_before = outcome is Outcome.NOT_KEPT
+            self.arrived[index] = kept_before and is_here(self._store, self._blocks[index].hash)
         return outcome
 
     def abandon(self) -> None:

@@ -1,7 +1,7 @@
 """The client's end of one open bulk connection: many requests in flight, told apart by number.
 
-A request that ends early (deadline, cancellation) is cancelled at the server, and what still comes of it is read and
-forgotten; only a connection on which nothing comes any more is closed for it.
+A request that ends early (deadline, cancellation) is cancelled at the server, and what still comes of it is
+read and forgotten; only a connection on which nothing comes any more is closed for it.
 
 Invariants
 - Every call is answered exactly once, at the latest when the connection ends.
@@ -104,7 +104,9 @@ class ClientChannel:
         self._channel.outbox.post(pack_frame(CANCEL, number))
 
     def blocks_read(self, number: int, count: int, *, last: bool) -> None:
-        """So many blocks of an in-place answer are copied; the last word travels with the next request, if one comes."""
+        """So many blocks of an in-place answer are copied; the last word travels with the next request, if
+        one comes.
+        """
         self._channel.outbox.hold_back(pack_frame(LEASE, number, COUNT.pack(count)))
         if last:
             self._reading.discard(number)

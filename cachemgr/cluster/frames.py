@@ -12,8 +12,8 @@
     RING           a newer ring                  RING      a newer ring
                                                  GOAWAY    no new requests, please
 
-A block is one BLOCK frame (u32 index in the request, the shard's header, the first slice of its payload) and as
-many SLICE frames as it takes. Frames of different requests alternate; those of one request come in order.
+A block is one BLOCK frame (u32 index in the request, the shard's header, the first slice of its payload) and
+as many SLICE frames as it takes. Frames of different requests alternate; those of one request come in order.
 
 Invariant: a length is judged before anything is allocated or reserved for it.
 """
@@ -120,7 +120,9 @@ def pack_frame(kind: int, request: int, body: bytes = b"") -> bytes:
 
 
 def parse_head(data: bytes | bytearray, accepted: frozenset[int]) -> Head:
-    """Judge a head; MalformedFrame unless its kind is one of `accepted` and its length within that kind's limits."""
+    """Judge a head; MalformedFrame unless its kind is one of `accepted` and its length within that kind's
+    limits.
+    """
     length, kind, zeros, request = _HEAD.unpack(data)
     if kind not in accepted:
         raise MalformedFrame("kind", f"one of {sorted(accepted)}", kind)

@@ -17,7 +17,11 @@ WIRE_VERSIONS = (1, 2)
 """Lowest and highest that this release speaks. 2 added `hot` to END, and CORRUPT."""
 
 WELCOME, BAD_TICKET, NO_VERSION, FULL = range(4)
-REASONS = {BAD_TICKET: "the ticket is not valid", NO_VERSION: "no wire version in common", FULL: "too many connections"}
+REASONS = {
+    BAD_TICKET: "the ticket is not valid",
+    NO_VERSION: "no wire version in common",
+    FULL: "too many connections",
+}
 
 _MAGIC = b"TCBK"
 _HELLO = struct.Struct("<4sBB32s64s")

@@ -5,7 +5,8 @@
 Invariants
 - Nothing is reserved before the header was judged; nothing is published before the tag passed.
 - The slot is given back exactly once, whatever happens: `finish` or `drop`.
-- A block that cannot be kept is read to its end all the same, and forgotten: the frames behind it stay readable.
+- A block that cannot be kept is read to its end all the same, and forgotten: the frames behind it stay
+  readable.
 Threads: the IO thread.
 """
 
@@ -36,9 +37,13 @@ class Outcome(Enum):
 class IncomingBlock:
     """Takes the payload of one block."""
 
-    __slots__ = ("_check", "_payload", "_received", "_slot", "_store", "_tagged", "header", "nbytes", "refusal")
+    __slots__ = (
+        "_check", "_payload", "_received", "_slot", "_store", "_tagged", "header", "nbytes", "refusal",
+    )  # fmt: skip
 
-    def __init__(self, store: HostStore, address: BlockAddress, header: bytes, *, wanted: bool = True) -> None:
+    def __init__(
+        self, store: HostStore, address: BlockAddress, header: bytes, *, wanted: bool = True
+    ) -> None:
         self._store = store
         self.header = header
         self.nbytes = store.payload_nbytes

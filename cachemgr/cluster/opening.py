@@ -1,7 +1,7 @@
 """Opens a bulk connection: through the door that the control service named, with its ticket.
 
-Invariant: a ticket crosses a network only inside TLS, unless the settings allow plaintext; the peer's word does not
-count for that. Who answers must be the node that was meant.
+Invariant: a ticket crosses a network only inside TLS, unless the settings allow plaintext; the peer's word
+does not count for that. Who answers must be the node that was meant.
 Threads: the IO thread.
 """
 
@@ -37,7 +37,8 @@ class BulkDoor:
 async def open_stream(
     door: BulkDoor, *, node: NodeId, hello: Hello, tls: ssl.SSLContext | None, plaintext: bool
 ) -> tuple[Stream, int]:
-    """A stream that `node` has let us in by, and the wire version spoken on it. PeerTrouble or OSError if not.
+    """A stream that `node` has let us in by, and the wire version spoken on it. PeerTrouble or OSError if
+    not.
 
     `plaintext`: the settings allow it off loopback. The caller has a deadline.
     """
@@ -67,7 +68,8 @@ def _judge(answer: bytes, node: NodeId, versions: tuple[int, int]) -> int:
         detail = REASONS[welcome.reason]
         raise PeerTrouble("versions" if welcome.reason == NO_VERSION else "refused", detail)
     if not versions[0] <= welcome.version <= versions[1]:
-        raise PeerTrouble("versions", f"the peer chose {welcome.version}, we speak {versions[0]} to {versions[1]}")
+        ours = f"{versions[0]} to {versions[1]}"
+        raise PeerTrouble("versions", f"the peer chose {welcome.version}, we speak {ours}")
     return welcome.version
 
 

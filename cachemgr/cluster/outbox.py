@@ -1,11 +1,11 @@
 """What a connection has to send: small frames first, then the transfers in turn, frame by frame.
 
-A transfer is asked for its next frame only when the one before has gone, so memory that it pins is let go as early
-as can be. Sending happens where it was asked for as long as the socket takes it; the rest when the loop says that
-the socket takes more.
+A transfer is asked for its next frame only when the one before has gone, so memory that it pins is let go as
+early as can be. Sending happens where it was asked for as long as the socket takes it; the rest when the
+loop says that the socket takes more.
 
-Invariants: frames go whole and in one piece. A transfer is closed exactly once: when it has no more frames, when it
-is removed, or when the outbox closes.
+Invariants: frames go whole and in one piece. A transfer is closed exactly once: when it has no more frames,
+when it is removed, or when the outbox closes.
 Threads: the IO thread.
 """
 
@@ -20,7 +20,9 @@ class Transfer(Protocol):
     """Many frames of one request."""
 
     def next_frame(self) -> Sequence[Buffer] | None:
-        """The parts of the next frame, left unchanged until the frame after it is asked for; None: no more."""
+        """The parts of the next frame, left unchanged until the frame after it is asked for; None: no
+        more.
+        """
         ...
 
     def progressed(self) -> None:
@@ -113,7 +115,9 @@ class Outbox:
             self._pumping = False
 
     def _take_frame(self) -> bool:
-        """The last frame has gone: put the next one into `_rest`, behind all small ones. False if nothing is left."""
+        """The last frame has gone: put the next one into `_rest`, behind all small ones. False if nothing is
+        left.
+        """
         self._put_back()
         while self._transfers:
             transfer = self._transfers.popleft()

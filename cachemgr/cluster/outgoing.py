@@ -3,8 +3,8 @@
 Both directions use it: the answer to a `get` on the server, the blocks of a `put` on the client.
 
 Invariants
-- At most GROUP_NBYTES (or one block) is pinned per transfer; each group is let go when its bytes have gone, and all
-  of it at `close`, whatever happened.
+- At most GROUP_NBYTES (or one block) is pinned per transfer; each group is let go when its bytes have gone,
+  and all of it at `close`, whatever happened.
 - Blocks go in the order given; one that is not here is said to be absent.
 Threads: the IO thread.
 """
@@ -49,7 +49,9 @@ class OutgoingBlocks:
         progressed: Callable[[], None] = lambda: None,
         closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`sent`: a block is in a frame; `last_words`: a frame behind the last block; `closed`: it is over."""
+        """`sent`: a block is in a frame; `last_words`: a frame behind the last block; `closed`: it is
+        over.
+        """
         self._store = store
         self._blocks = blocks
         self._request = request

@@ -1,11 +1,12 @@
-"""Reads blocks where a peer on this host has them: maps its arena, copies piece by piece, checks each piece hot.
+"""Reads blocks where a peer on this host has them: maps its arena, copies piece by piece, checks each piece
+hot.
 
-Whether a peer is on this host is found by opening the file it names: same path, device and inode, owner and mode
-those of an arena of ours. What is read that way may change at any moment, lease or not: identity and tag are checked
-on the copy, so a torn read is a miss.
+Whether a peer is on this host is found by opening the file it names: same path, device and inode, owner and
+mode those of an arena of ours. What is read that way may change at any moment, lease or not: identity and
+tag are checked on the copy, so a torn read is a miss.
 
-Invariants: a map is used only while the file has its size; a place outside of the file is refused before it is
-touched; at most a few files stay mapped, the one used longest ago goes first.
+Invariants: a map is used only while the file has its size; a place outside of the file is refused before it
+is touched; at most a few files stay mapped, the one used longest ago goes first.
 Threads: the IO thread.
 """
 
@@ -45,7 +46,9 @@ class PeerArenas:
         self._mapped: OrderedDict[PlacedFile, PeerArena] = OrderedDict()
 
     def open(self, file: PlacedFile) -> PeerArena | None:
-        """The arena; None if it cannot be read here: another host, another user, another file of that name."""
+        """The arena; None if it cannot be read here: another host, another user, another file of that
+        name.
+        """
         arena = self._mapped.get(file)
         if arena is not None:
             self._mapped.move_to_end(file)

@@ -1,7 +1,7 @@
 """How many bytes a server pins for all who read from it; who comes when they are used up waits in order.
 
-Invariants: waiters are served first come, first served, each at most once; their number is bounded; one that wants
-more than all gets all. Nobody waits beyond his own deadline.
+Invariants: waiters are served first come, first served, each at most once; their number is bounded; one that
+wants more than all gets all. Nobody waits beyond his own deadline.
 Threads: the IO thread.
 """
 
@@ -39,7 +39,9 @@ class SendBudget:
     def wait(
         self, nbytes: int, *, seconds: float, granted: Callable[[], None], refused: Callable[[], None]
     ) -> "Waiter | None":
-        """Call `granted` when the share was taken, or `refused` when `seconds` are over. None: too many wait."""
+        """Call `granted` when the share was taken, or `refused` when `seconds` are over. None: too many
+        wait.
+        """
         if len(self._waiting) >= self._waiters:
             return None
         waiter = Waiter(self, self.share(nbytes), granted=granted)

@@ -1,4 +1,5 @@
-"""What a bulk server is doing for one connection: one object per request, until its END is sent or it is cancelled.
+"""What a bulk server is doing for one connection: one object per request, until its END is sent or it is
+cancelled.
 
     GetWork      the blocks, one after the other, from the arena
     PlacesWork   nothing but a lease: the other side reads the arena itself

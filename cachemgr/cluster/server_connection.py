@@ -7,8 +7,9 @@
 
 Invariants
 - A request ends with one END, also when it was cancelled; its number is free again after that.
-- A transfer without progress for the lease's TTL ends, and with it the connection: half a frame cannot be taken
-  back. Blocks read in place are let go instead; who still reads them finds other bytes, and his check says so.
+- A transfer without progress for the lease's TTL ends, and with it the connection: half a frame cannot be
+  taken back. Blocks read in place are let go instead; who still reads them finds other bytes, and his check
+  says so.
 Threads: the IO thread.
 """
 

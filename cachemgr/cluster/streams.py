@@ -1,11 +1,11 @@
 """One connected socket, read into and sent from memory that the caller owns: plain, or inside TLS.
 
-Both forms try first and wait only when the kernel has nothing (or takes nothing): no task, no buffer of our own
-between the socket and an arena. While a long payload comes, the kernel wakes us for the next quarter MiB, not for
-every packet. With TLS, bytes are decrypted straight into the caller's memory.
+Both forms try first and wait only when the kernel has nothing (or takes nothing): no task, no buffer of our
+own between the socket and an arena. While a long payload comes, the kernel wakes us for the next quarter
+MiB, not for every packet. With TLS, bytes are decrypted straight into the caller's memory.
 
-Invariants: `try_receive` and `try_send` never wait. Nothing is registered with the loop while nobody waits for it
-for longer than one wake-up. After `close` every wait ends with StreamEnded.
+Invariants: `try_receive` and `try_send` never wait. Nothing is registered with the loop while nobody waits
+for it for longer than one wake-up. After `close` every wait ends with StreamEnded.
 Threads: the IO thread.
 """
 
@@ -157,8 +157,9 @@ class TlsStream(PlainStream):
         return count
 
     async def receivable(self, wanted: int) -> None:
-        """As Stream; records are not as long as what the caller wants."""
-        await super().receivable(1)
+        """As Stream; records are not as long as what the caller wants, and may be here already."""
+        if self._closed or not self._sock.pending():
+            await super().receivable(1)
 
     def try_send(self, views: Iterable[Buffer]) -> int:
         """As Stream; `sendmsg` is not for TLS."""

@@ -1,7 +1,7 @@
 """Tickets that open bulk connections: random, for one node, good once and for five seconds.
 
-Invariant: at most a fixed number wait; a new one makes the oldest worthless, so that asking for many costs nothing.
-Threads: the IO thread.
+Invariant: at most a fixed number wait; a new one makes the oldest worthless, so that asking for many costs
+nothing. Threads: the IO thread.
 """
 
 import secrets

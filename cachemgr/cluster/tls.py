@@ -13,7 +13,9 @@ def server_context(cert: str, key: str, ca: str) -> ssl.SSLContext:
 
 
 def client_context(cert: str, key: str, ca: str) -> ssl.SSLContext:
-    """TLS 1.3 for the client's side: PEM files; the server's certificate must be of this CA and name its host."""
+    """TLS 1.3 for the client's side: PEM files; the server's certificate must be of this CA and name its
+    host.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return _completed(context, cert, key, ca)
 

@@ -1,7 +1,7 @@
 """How long a transfer may hold blocks (or a slot) of ours without progress.
 
-What an expired lease held is given back; the transfer ends as a miss at the other side. One timer serves all leases,
-and progress costs nothing: it is asked for when a lease would expire.
+What an expired lease held is given back; the transfer ends as a miss at the other side. One timer serves all
+leases, and progress costs nothing: it is asked for when a lease would expire.
 
 Threads: the IO thread.
 """

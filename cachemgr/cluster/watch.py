@@ -28,7 +28,9 @@ class AnswerWatch:
         deadline: float,
         silence_s: float,
     ) -> None:
-        """All times are loop seconds. `silence_s`: a connection on which nothing came for so long is silent."""
+        """All times are loop seconds. `silence_s`: a connection on which nothing came for so long is
+        silent.
+        """
         self._channel = channel
         self._call = call
         self._begun_by = begun_by

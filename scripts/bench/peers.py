@@ -25,7 +25,13 @@ PACKAGES: Mapping[PeerKind, str] = {
     "openvino": "openvino-genai==2026.4.1.0",
 }
 MODULES: Mapping[PeerKind, str] = {"llamacpp": "llama_cpp", "openvino": "openvino_genai"}
-VARIANTS: Mapping[PeerKind, tuple[str, ...]] = {"llamacpp": ("flash", "plain"), "openvino": ("PA", "SDPA")}
+StoreKind = Literal["mooncake", "lmcache"]
+STORE_PACKAGES: Mapping[StoreKind, str] = {
+    "mooncake": "mooncake-transfer-engine-non-cuda==0.3.13.post1",
+    "lmcache": "lmcache==0.5.6 torch==2.13.0",
+}
+STORE_MODULES: Mapping[StoreKind, str] = {"mooncake": "mooncake", "lmcache": "lmcache"}
+VARIANTS: Mapping[str, tuple[str, ...]] = {"llamacpp": ("flash", "plain"), "openvino": ("PA", "SDPA")}
 """Ways to run a peer; a row takes the quicker one on this machine."""
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +56,7 @@ class Peer:
     """One running peer, started by `open_peer`. Use it as a context manager."""
 
     def __init__(
-        self, kind: PeerKind, command: Sequence[str], *, log: Path, start_limit_s: float = 120.0
+        self, kind: PeerKind | StoreKind, command: Sequence[str], *, log: Path, start_limit_s: float = 120.0
     ) -> None:
         """Start `command` and wait for its first answer; PeerError if there is none."""
         self.kind = kind
@@ -131,14 +137,28 @@ def open_peer(kind: PeerKind, settings: PeerSettings) -> Peer:
     return Peer(kind, command, log=settings.logs / f"peer-{kind}.log")
 
 
+def open_store(kind: StoreKind, settings: PeerSettings) -> Peer:
+    """Start a store of another project; PeerMissingError if it is not installed, or does not start here."""
+    _require(settings.python, package=STORE_PACKAGES[kind], module=STORE_MODULES[kind])
+    command = [str(settings.python), "-m", "scripts.bench.peer_stores", kind]
+    try:
+        return Peer(kind, command, log=settings.logs / f"peer-{kind}.log")
+    except PeerError as error:  # a library of the system may be missing: libibverbs1, libnuma1
+        raise PeerMissingError(f"{kind} does not start: {error}") from None
+
+
 def require(kind: PeerKind, python: Path) -> None:
     """PeerMissingError unless the peers' environment is there and can find the package."""
+    _require(python, package=PACKAGES[kind], module=MODULES[kind])
+
+
+def _require(python: Path, *, package: str, module: str) -> None:
     hint = "run `make bench-peers`"
     if not python.exists():
         raise PeerMissingError(f"no peers at {python}: {hint}")
-    probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({MODULES[kind]!r}) is None)"
+    probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     if subprocess.run([str(python), "-c", probe], timeout=30, check=False).returncode:
-        raise PeerMissingError(f"{PACKAGES[kind]} is not installed in {python.parent.parent}: {hint}")
+        raise PeerMissingError(f"{package} is not installed in {python.parent.parent}: {hint}")
 
 
 def quicker_variant(peer: Peer, op: str, prompt: Callable[[], Iterable[int]], **fields: object) -> str:

@@ -6,7 +6,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.bench.peers import DEFAULT_PYTHON, PACKAGES
+from scripts.bench.peers import DEFAULT_PYTHON, PACKAGES, STORE_PACKAGES
 
 # llama.cpp comes as source: without its image models, and for this machine's own instructions
 _CMAKE = "CMAKE_ARGS=-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"
@@ -17,9 +17,9 @@ def install(folder: Path) -> int:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     failed = []
-    for kind, package in PACKAGES.items():
+    for kind, package in (*PACKAGES.items(), *STORE_PACKAGES.items()):
         print(f"installing {package} (llama.cpp is compiled: some minutes) …", flush=True)
-        command = ["env", _CMAKE, str(python), "-m", "pip", "install", "--no-input", package]
+        command = ["env", _CMAKE, str(python), "-m", "pip", "install", "--no-input", *package.split()]
         if subprocess.run(command, timeout=3600, check=False).returncode:
             failed.append(kind)
     if failed:

@@ -11,11 +11,11 @@ from cachemgr.cluster.frames import (
     BLOCK_META,
     BLOCK_META_NBYTES,
     END,
-    HEAD_NBYTES,
     FROM_CLIENT,
-    parse_head,
+    HEAD_NBYTES,
     pack_frame,
     pack_head,
+    parse_head,
 )
 from cachemgr.cluster.hello import HELLO_NBYTES, WELCOME, Welcome, pack_welcome
 from cachemgr.cluster.opening import BulkDoor

@@ -1,4 +1,6 @@
-"""A node in a process of its own, with blocks and a bulk server; a ticket for every line. Started by OwnerProcess."""
+"""A node in a process of its own, with blocks and a bulk server; a ticket for every line. Started by
+OwnerProcess.
+"""
 
 import asyncio
 import os
@@ -20,7 +22,7 @@ class OwnerProcess:
 
     def __init__(self, host: Host, *, blocks: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cachemgr.cluster.bulk.owner_process", str(host.directory), str(blocks)],
+            [sys.executable, "-m", __name__, str(host.directory), str(blocks)],
             cwd=Path(__file__).resolve().parents[4], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._port = int(self._line())

@@ -37,6 +37,7 @@ class FixedRings:
         specs = [NodeSpec(READER, "127.0.0.1:1"), NodeSpec(OWNER, "127.0.0.1:2")]
         self.ring = Ring(state or first_state(specs, replicas=1))
         self.previous: Ring | None = None
+        self.earlier: tuple[Ring, ...] = ()
         self.installed: list[RingState] = []
 
     def install(self, state: RingState) -> bool:

@@ -27,7 +27,9 @@ WAYS = pytest.mark.parametrize("same_host", [False, True], ids=["socket", "arena
     [((1, 2), (1, 2), 2), ((1, 2), (1, 1), 1), ((1, 1), (1, 2), 1), ((1, 2), (3, 4), 0), ((2, 3), (1, 2), 2),
      ((1, 2), (0, 0), 0), ((2, 1), (1, 2), 0)],
 )  # fmt: skip
-def test_the_highest_common_version_is_spoken(ours: tuple[int, int], theirs: tuple[int, int], spoken: int) -> None:
+def test_the_highest_common_version_is_spoken(
+    ours: tuple[int, int], theirs: tuple[int, int], spoken: int
+) -> None:
     assert common_version(ours, theirs) == spoken
 
 

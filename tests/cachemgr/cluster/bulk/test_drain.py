@@ -1,4 +1,6 @@
-"""A server that drains asks its clients to leave: what runs is finished, the next call goes elsewhere, none fails."""
+"""A server that drains asks its clients to leave: what runs is finished, the next call goes elsewhere, none
+fails.
+"""
 
 import asyncio
 
@@ -7,8 +9,19 @@ import pytest
 from cachemgr.cluster.bulk_server import BulkServer
 from cachemgr.cluster.frames import PeerTrouble
 from cachemgr.cluster.opening import BulkDoor
-from tests.cachemgr.cluster.bulk.pair import BIG, OWNER, READER, FixedRings, Pair, addresses, fill, pair, run, settings
-from tests.cachemgr.cluster.bulk.pair import whole
+from tests.cachemgr.cluster.bulk.pair import (
+    BIG,
+    OWNER,
+    READER,
+    FixedRings,
+    Pair,
+    addresses,
+    fill,
+    pair,
+    run,
+    settings,
+    whole,
+)
 from tests.cachemgr.host import FORMAT, Host, chain
 
 

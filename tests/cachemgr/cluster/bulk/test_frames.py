@@ -53,7 +53,7 @@ class ByteStream:
         return len(part)
 
     async def receivable(self, wanted: int) -> None:
-        raise AssertionError("there is always something or the end")
+        """There is always something, or the end."""
 
     def try_send(self, views: object) -> int:
         return 0
@@ -107,7 +107,8 @@ def test_any_bytes_end_in_a_typed_refusal(data: bytes, accepts: frozenset[int], 
 def test_what_looks_like_frames_ends_so_too(frames: list[tuple[int, int, bytes]]) -> None:
     data = b"".join(pack_frame(kind, request, body) for kind, request, body in frames)
     _, handler = read_all(data, FROM_CLIENT)
-    assert [(kind, request, len(body)) for kind, request, body in frames][: len(handler.frames)] == handler.frames
+    said = [(kind, request, len(body)) for kind, request, body in frames]
+    assert said[: len(handler.frames)] == handler.frames
 
 
 @given(st.binary(min_size=HEAD_NBYTES, max_size=HEAD_NBYTES))

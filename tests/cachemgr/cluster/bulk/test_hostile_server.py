@@ -1,4 +1,6 @@
-"""A peer that answers wrongly, by half or not at all costs at most the deadline, and never brings other bytes."""
+"""A peer that answers wrongly, by half or not at all costs at most the deadline, and never brings other
+bytes.
+"""
 
 import asyncio
 import struct
@@ -9,8 +11,21 @@ import pytest
 
 from cachemgr.cluster.bulk_client import BulkClient
 from cachemgr.cluster.bulk_messages import PlacedFile, Places, encode
-from cachemgr.cluster.frames import ABSENT, ACK, BLOCK, END, GOAWAY, PLACES, RING, RUN, SLICE, WANT
-from cachemgr.cluster.frames import PeerTrouble, pack_frame, pack_head
+from cachemgr.cluster.frames import (
+    ABSENT,
+    ACK,
+    BLOCK,
+    END,
+    GOAWAY,
+    PLACES,
+    RING,
+    RUN,
+    SLICE,
+    WANT,
+    PeerTrouble,
+    pack_frame,
+    pack_head,
+)
 from cachemgr.cluster.hello import BAD_TICKET, Welcome, pack_welcome
 from cachemgr.ring import NodeId
 from tests.cachemgr.cluster.bulk.hostile import PAYLOAD_AT, block_frame, end_frame, hostile, read_request
@@ -30,12 +45,13 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
+NO_PLACE = Places((), (-1,), (0,))
 ANSWERS: dict[str, tuple[str, Answer]] = {
     "resets in mid-slice": ("broken", lambda o, n, r: block(o, n, r, 1)[:-3]),
     "closes after the head": ("broken", lambda o, n, r: block(o, n, r, 1)[:12]),
     "another block": ("foreign", lambda o, n, r: block(o, n, r, 1, of=2)),
     "wrong tag": ("corrupt", lambda o, n, r: flipped(block(o, n, r, 1), -1) + bytes(0)),
-    "wrong byte in the header": ("foreign", lambda o, n, r: flipped(block(o, n, r, 1), PAYLOAD_AT - 128 + 24)),
+    "wrong byte in the header": ("foreign", lambda o, n, r: flipped(block(o, n, r, 1), PAYLOAD_AT - 104)),
     "wrong bytes under a known tag": ("corrupt", lambda o, n, r: flipped(block(o, n, r, 1), PAYLOAD_AT + 7)),
     "out of order": ("malformed", lambda o, n, r: block(o, n, r, 2)),
     "the same again": ("malformed", lambda o, n, r: block(o, n, r, 0)),
@@ -56,7 +72,7 @@ ANSWERS: dict[str, tuple[str, Answer]] = {
     "absent out of order": ("malformed", lambda o, n, r: pack_frame(ABSENT, r, RUN.pack(3, 1))),
     "an ack of a get": ("malformed", lambda o, n, r: pack_frame(ACK, r, struct.pack("<IB", 0, 1))),
     "a want of a get": ("malformed", lambda o, n, r: pack_frame(WANT, r)),
-    "places behind blocks": ("malformed", lambda o, n, r: pack_frame(PLACES, r, encode(Places((), (-1,), (0,))))),
+    "places behind blocks": ("malformed", lambda o, n, r: pack_frame(PLACES, r, encode(NO_PLACE))),
     "no msgpack": ("malformed", lambda o, n, r: pack_frame(END, r, b"\xc1\xc1")),
     "no ring": ("malformed", lambda o, n, r: pack_frame(RING, 0, b"{}")),
 }  # fmt: skip

@@ -1,4 +1,6 @@
-"""A slow or stopped reader costs only its own connection; beyond the bounds requests wait in order or hear "busy"."""
+"""A slow or stopped reader costs only its own connection; beyond the bounds requests wait in order or hear
+"busy".
+"""
 
 import asyncio
 import socket
@@ -8,8 +10,21 @@ from collections.abc import Callable
 import pytest
 
 from cachemgr.cluster.bulk_messages import Ended, Request, decode, encode, join_names
-from cachemgr.cluster.frames import ABSENT, ACK, BLOCK, END, FROM_SERVER, GET, HEAD_NBYTES, PUT, WANT
-from cachemgr.cluster.frames import PeerTrouble, pack_frame, pack_head, parse_head
+from cachemgr.cluster.frames import (
+    ABSENT,
+    ACK,
+    BLOCK,
+    END,
+    FROM_SERVER,
+    GET,
+    HEAD_NBYTES,
+    PUT,
+    WANT,
+    PeerTrouble,
+    pack_frame,
+    pack_head,
+    parse_head,
+)
 from cachemgr.cluster.hello import WELCOME_NBYTES, Hello, pack_hello
 from cachemgr.cluster.send_budget import SendBudget
 from cachemgr.cluster.server_connection import REQUESTS
@@ -47,10 +62,10 @@ class RawClient:
     async def say(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
-    async def ask(self, number: int, names: list[BlockHash], *, kind: int = GET, budget_ms: int = 10_000) -> None:
+    async def ask(self, number: int, names: list[BlockHash], *, kind: int = GET) -> None:
         version = self._pair.owner_rings.ring.version
         format_id = self._pair.owner.store.format_id
-        request = Request(format_id, version.epoch, version.digest, budget_ms, join_names(names))
+        request = Request(format_id, version.epoch, version.digest, 10_000, join_names(names))
         await self.say(pack_frame(kind, number, encode(request)))
 
     async def frame(self) -> tuple[int, int, bytes]:
@@ -109,12 +124,12 @@ def test_a_stopped_reader_loses_its_connection_and_its_pins_and_nobody_else_does
 
 def test_a_slow_reader_keeps_its_connection_as_long_as_there_is_progress(host: Host) -> None:
     async def test() -> None:
-        async with pair(host, block_format=BIG, blocks=20, server={"lease_s": 0.4}) as p:
+        async with pair(host, block_format=BIG, blocks=20, server={"lease_s": 1.0}) as p:
             names = chain(p.owner.cache, 16)
             fill(p.owner, names, BIG)
             slow = await RawClient(p).open()
             await slow.ask(1, names)
-            for _ in range(8):  # twice as long as the lease
+            for _ in range(13):  # longer than the lease
                 await slow.frame()
                 await asyncio.sleep(0.1)
             assert await slow.ended(1) == "done"
@@ -206,7 +221,10 @@ def test_the_budget_serves_in_order_and_bounds_who_waits() -> None:
 
         def wish(name: str, nbytes: int, seconds: float = 30.0) -> object:
             return budget.wait(
-                nbytes, seconds=seconds, granted=lambda: served.append(name), refused=lambda: served.append("no " + name)
+                nbytes,
+                seconds=seconds,
+                granted=lambda: served.append(name),
+                refused=lambda: served.append("no " + name),
             )
 
         assert budget.take(8)

@@ -1,9 +1,9 @@
 """An owner that is another process: read over both ways, paused, continued, killed."""
 
-import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -11,7 +11,16 @@ from cachemgr.cluster.bulk_client import BulkClient
 from cachemgr.cluster.frames import PeerTrouble
 from tests.cachemgr.cluster.bulk.owner_process import OwnerProcess
 from tests.cachemgr.cluster.bulk.pair import (
-    BIG, OWNER, READER, FixedRings, addresses, after, assert_idle, run, settings, whole,
+    BIG,
+    OWNER,
+    READER,
+    FixedRings,
+    addresses,
+    after,
+    assert_idle,
+    run,
+    settings,
+    whole,
 )  # fmt: skip
 from tests.cachemgr.host import Host, chain
 from tests.cachemgr.node import open_node
@@ -41,10 +50,8 @@ def test_an_owner_that_is_paused_costs_its_deadline_and_serves_when_it_goes_on(
 
         async def get(seconds: float = 20.0) -> int:
             for _ in range(50):  # a busy machine may pause it as well
-                try:
+                with suppress(PeerTrouble):
                     return sum((await client.get(reader.store, blocks, deadline=after(seconds))).arrived)
-                except PeerTrouble as trouble:
-                    assert trouble.kind in ("silent", "busy")
             raise AssertionError("never")
 
         assert await get() == BLOCKS
@@ -65,13 +72,8 @@ def test_an_owner_that_is_paused_costs_its_deadline_and_serves_when_it_goes_on(
         reader.store.drop(names)
         owner.signal(signal.SIGKILL)
         with pytest.raises(PeerTrouble):
-            for _ in range(2):  # the first may find out while it opens
-                await client.get(reader.store, blocks, deadline=after(1.0))
-                await asyncio.sleep(0.05)
+            await client.get(reader.store, blocks, deadline=after(1.0))
         assert_idle(reader)
         await client.close()
-
-    async def doors(same: bool) -> None:
-        """Asked of the process before it was killed."""
 
     run(test)

@@ -59,12 +59,15 @@ class Cutter:
             await asyncio.gather(*ways, return_exceptions=True)
             for side in (writer, far_writer):
                 sock = side.get_extra_info("socket")
-                if not side.transport.is_closing() and self._numbers.random() < 0.5:  # a reset, or a polite end
+                reset = self._numbers.random() < 0.5  # or a polite end
+                if reset and not side.transport.is_closing():
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 side.transport.abort()
             self._tasks.discard(task)
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: list[int]) -> None:
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: list[int]
+    ) -> None:
         while limit[0] > 0:
             data = await reader.read(min(1 << 16, limit[0]))
             if not data:
@@ -93,6 +96,7 @@ def test_bytes_are_right_and_nothing_is_left(host: Host, seed: int) -> None:
                 fill(p.owner, one, MEDIUM)
             fill(p.reader, given, MEDIUM)
             asked = arrived = troubles = acknowledged = 0
+            kinds: set[str] = set()
 
             async def get(one: list[BlockHash]) -> None:
                 nonlocal asked, arrived, troubles, acknowledged
@@ -109,7 +113,7 @@ def test_bytes_are_right_and_nothing_is_left(host: Host, seed: int) -> None:
                         assert all(fetched.arrived)
                         arrived += len(some)
                     except PeerTrouble as trouble:
-                        assert trouble.kind in ("broken", "refused"), trouble
+                        kinds.add(trouble.kind)
                         troubles += 1
                     if asked % 10 == 0:
                         whole(p.reader.store, one, MEDIUM)
@@ -117,6 +121,7 @@ def test_bytes_are_right_and_nothing_is_left(host: Host, seed: int) -> None:
 
             await asyncio.gather(*map(get, names))
             assert troubles > 5
+            assert kinds <= {"broken", "refused"}
             assert cutter.cuts > 5
             assert arrived > GETS // 2
             assert acknowledged > 0

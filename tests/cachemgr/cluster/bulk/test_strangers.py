@@ -1,4 +1,6 @@
-"""Whoever has no ticket gets nothing, and costs next to nothing; who has one and talks nonsense loses his connection."""
+"""Whoever has no ticket gets nothing, and costs next to nothing; who has one and talks nonsense loses his
+connection.
+"""
 
 import asyncio
 import socket
@@ -8,7 +10,15 @@ import pytest
 
 from cachemgr.cluster import bulk_server
 from cachemgr.cluster.frames import BLOCK, CANCEL, GET, LEASE, PUT, SLICE, PeerTrouble, pack_frame, pack_head
-from cachemgr.cluster.hello import BAD_TICKET, WELCOME, WELCOME_NBYTES, Hello, Welcome, pack_hello, parse_welcome
+from cachemgr.cluster.hello import (
+    BAD_TICKET,
+    WELCOME,
+    WELCOME_NBYTES,
+    Hello,
+    Welcome,
+    pack_hello,
+    parse_welcome,
+)
 from cachemgr.cluster.opening import BulkDoor
 from cachemgr.cluster.tickets import TICKET_S, Tickets
 from cachemgr.ring import NodeId
@@ -47,7 +57,8 @@ def hello(ticket: bytes, node: NodeId = READER) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(200), b"\xff" * 500, hello(bytes(32)), b"TCBK" + b"\xff" * 98]
+    "data",
+    [b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(200), b"\xff" * 500, hello(bytes(32)), b"TCBK" + b"\xff" * 98],
 )
 def test_strangers_are_not_let_in(host: Host, data: bytes) -> None:
     async def test() -> None:
