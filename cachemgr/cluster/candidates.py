@@ -1,7 +1,7 @@
 """Whom to ask for a segment, one after the other.
 
 First the owners of the ring in force, with the extra owners of a segment that is known to be hot, in an
-order that spreads reads by load; then the owners of the ring before, while there is one. Never ourselves, and
+order that spreads reads by load; then the owners of the rings before, while there are any. Never ourselves, and
 nobody who is not usable when his turn comes. Who left a read without an answer just now comes after the
 others of his kind: it takes a breaker several troubles to open, and a read has several segments.
 
@@ -53,16 +53,17 @@ class Candidates:
 
     def of(self, segment: BlockHash) -> Iterator[Candidate]:
         """Each at most once; loads are compared, and who is usable is asked, as late as possible."""
-        ring, previous = self._rings.ring, self._rings.previous
+        ring, earlier = self._rings.ring, self._rings.earlier
         position = position_of(segment)
-        nodes = ring.owners(position, 1 + ring.replicas) + self._hints.extra(ring, segment)
-        pool = [peer for node in dict.fromkeys(nodes) if (peer := self._other(node)) is not None]
+        nodes = dict.fromkeys(ring.owners(position, 1 + ring.replicas) + self._hints.extra(ring, segment))
+        pool = [peer for node in nodes if (peer := self._other(node)) is not None]
         while pool:
             yield Candidate(self._next(pool), owner=True)
             pool = [peer for peer in pool if peer.usable]
-        if previous is not None:
-            for node in previous.owners(position, 1 + previous.replicas):
+        for before in earlier:
+            for node in before.owners(position, 1 + before.replicas):
                 if node not in nodes and (peer := self._other(node)) is not None:
+                    nodes[node] = None
                     yield Candidate(peer, owner=False)
 
     def several(self) -> bool:

@@ -254,6 +254,11 @@ class Rings(Protocol):
         """The one before, while readers should still ask its owners; else None."""
         ...
 
+    @property
+    def earlier(self) -> Sequence[Ring]:
+        """All rings before whose owners may still have what was not moved, `previous` first."""
+        ...
+
     def install(self, state: RingState) -> bool:
         """Take a ring if its version is higher than ours: persist, tell listeners. False if it is not."""
         ...

@@ -47,8 +47,8 @@ class Listening:
         settings, rings, peers = outward.settings, outward.rings, outward.peers
         clock, stores = outward.clock, outward.all_stores
         self.membership = _membership(outward)
-        spread = HotSpread(stores, peers, outward.new_giver())
-        self._hot = HotKeys(rings, spread, spawn=spawn, settings=settings, clock=clock)
+        self._spread = HotSpread(stores, peers, outward.new_giver())
+        self._hot = HotKeys(rings, self._spread, spawn=spawn, settings=settings, clock=clock)
         self._balance = Balance(
             rings, peers, membership=self.membership, settings=settings, clock=clock
         )
@@ -124,6 +124,7 @@ class Listening:
         await self.mover.forget(store)
         await self._handover.forget(store)
         await self._repair.forget(store)
+        await self._spread.forget(store)
 
     async def close(self) -> None:
         """Tell the others that we leave, finish what they read, stop. Idempotent."""

@@ -51,11 +51,6 @@ class MovingRings(Rings, Protocol):
     """What moves need of the rings beyond what readers do."""
 
     @property
-    def earlier(self) -> Sequence[Ring]:
-        """Every ring before whose owners may still have what was not moved, the latest first."""
-        ...
-
-    @property
     def pulled(self) -> bool:
         """True if this node has all that the ring in force gave it."""
         ...

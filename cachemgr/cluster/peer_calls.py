@@ -82,7 +82,8 @@ class PeerCalls:
         self.closed = True
         if self.running:
             try:
-                await asyncio.wait_for(self._idle.wait(), within_s)
+                async with asyncio.timeout(within_s):
+                    await self._idle.wait()
             except TimeoutError:
                 _log.warning("peer %s: %d calls are broken off", self._node, self.running)
 

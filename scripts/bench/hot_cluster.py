@@ -38,6 +38,7 @@ class FixedRing:
     """One node's view of a ring that never changes."""
 
     previous: Ring | None = None
+    earlier: tuple[Ring, ...] = ()
 
     def __init__(self, node: NodeId, ring: Ring) -> None:
         self.node = node

@@ -56,11 +56,12 @@ class RingsDouble:
     def __init__(self, node: str, state: RingState) -> None:
         self.node = NodeId(node)
         self.ring = Ring(state)
-        self.previous: Ring | None = None
+        self.earlier: list[Ring] = []
         self.listeners: list[RingListener] = []
 
     def install(self, state: RingState) -> bool:
-        self.previous, self.ring = self.ring, Ring(state)
+        self.earlier.insert(0, self.ring)
+        self.ring = Ring(state)
         return True
 
     def listen(self, listener: RingListener) -> None:

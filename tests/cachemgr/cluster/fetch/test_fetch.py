@@ -160,7 +160,7 @@ def test_owners_of_the_ring_before_are_asked_while_it_is_there() -> None:
 def test_without_a_ring_before_its_owners_are_not_asked() -> None:
     with cluster(nodes=5, replicas=0, on_ring=4) as c:
         hashes, old = joined(c)
-        c.rings.previous = None
+        c.rings.earlier.clear()
         c.place(hashes, range(16), old)
         c.fetch(hashes)
         assert [peer.node for peer in c.peers.values() if peer.gets] == ["n4"]
