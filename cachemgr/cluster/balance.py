@@ -18,9 +18,11 @@ from dataclasses import dataclass
 
 from cachemgr.cluster.background import Background
 from cachemgr.cluster.contract import Membership, Peers, Rings
+from cachemgr.cluster.control_trouble import ControlTrouble
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
-from cachemgr.ring import NodeId, Ring, RingError, VnodeId, move_vnode, position_of
+from cachemgr.errors import CacheError
+from cachemgr.ring import NodeId, Ring, VnodeId, move_vnode, position_of
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +135,7 @@ class Balance:
             async with asyncio.timeout(self._settings.call_s):
                 moved = move_vnode(ring.state, vnode, target)
                 won_by = await self._membership.publish(moved, replaces=ring.version)
-        except (RingError, OSError, TimeoutError) as trouble:
+        except (CacheError, ControlTrouble, OSError, TimeoutError) as trouble:
             log.warning("vnode %s is hot, and could not be moved to %s: %s", vnode, target, trouble)
             self._lost_moves += 1
             return

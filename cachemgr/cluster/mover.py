@@ -4,7 +4,7 @@ There is one mechanism for all of them. For each store this node remembers the a
 what it owns and has not seen it goes through, some arcs at a time: it asks those that may have the blocks
 what they have, brings what is missing, and tells them what is here now. It asks, in this order,
 
-    the owners by the rings before → everyone, if a restart interrupted a pull → the other owners by this ring
+    the owners by the rings before → the other owners by the ring in force
 
 as old owners let a block go only after new owners have it: who finds it gone with them finds it with a new
 owner. A node that starts has seen nothing; what it kept over its restart is not copied again, so one that
@@ -119,14 +119,12 @@ class Mover:
         self._pace = Pace(settings.copy_bytes_per_s, clock=clock)
         self._counts = MoveCounts()
         self._seen: dict[HostStore, _Seen] = {}
-        self._interrupted = False
         self._settled: Version | None = None
         self._pause_s = _LOOK_S
         self._background = Background("mover", self._look)
 
     def start(self) -> None:
         """Begin, with whatever the last process left undone."""
-        self._interrupted = not self._rings.pulled
         self._rings.listen(self._changed)
         self._background.start()
 
@@ -167,7 +165,6 @@ class Mover:
             return 0.0
         if worst is _Outcome.SEEN:
             self._settled = version
-            self._interrupted = False
             self._rings.mark_pulled(version)
             self._pause_s = _LOOK_S
             return _LOOK_S
@@ -195,13 +192,11 @@ class Mover:
     def _parts(self, arcs: ArcSet) -> Iterator[tuple[ArcSet, tuple[NodeId, ...]]]:
         """`arcs`, some at a time, and who may have what lies there, in the order to ask."""
         ring, earlier = self._rings.ring, tuple(self._rings.earlier)
-        every = [NodeId(node.id) for node in ring.state.nodes] if self._interrupted else []
         grouped: dict[tuple[NodeId, ...], list[tuple[int, int]]] = {}
         for low, high in split_at_vnodes(arcs, (ring, *earlier)):
             now = ring.owners(high, 1 + ring.replicas)
             before = [node for old in earlier for node in old.owners(high, 1 + old.replicas)]
-            first = [node for node in (*before, *every) if node not in now]
-            order = dict.fromkeys((*first, *now))
+            order = dict.fromkeys((*(node for node in before if node not in now), *now))
             order.pop(self._rings.node, None)
             grouped.setdefault(tuple(order), []).append((low, high))
         for sources, pairs in grouped.items():

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +140,7 @@ class _Cluster:
         for number in range(16):
             for source, target in (("node-1", "node-3"), ("node-3", "node-1")):
                 vnode = f"{source}#{number}"
-                self.change(lambda ring, vnode=vnode, target=target: move_vnode(ring, vnode, target))
+                self.change(partial(move_vnode, vnode=vnode, node_id=target))
         self.wait_until(self.settled)
 
     def settled(self) -> bool:

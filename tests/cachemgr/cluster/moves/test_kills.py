@@ -139,6 +139,29 @@ def test_a_restart_in_the_middle_of_the_pull_goes_on_with_what_is_missing() -> N
     run(main)
 
 
+def test_after_an_interrupted_pull_owners_of_all_rings_before_are_asked() -> None:
+    """The owner by the ring before never got the blocks: they are with the one before it."""
+
+    async def main() -> None:
+        cluster = Cluster("abc", replicas=0)
+        await cluster.fill()
+        await cluster.until(lambda: all(node.mover.settled for node in cluster.live()))
+        vnode = _vnode(cluster)
+        cluster["b"].kill()
+        cluster.install(move_vnode(cluster.state, vnode, "b"))
+        await asyncio.sleep(3)
+        cluster.install(move_vnode(cluster.state, vnode, "c"))
+        assert not cluster.placed()
+        cluster["c"].kill()
+        cluster["c"].start()
+        ring = cluster["c"].rings.ring
+        mine = [x for x in cluster.committed if ring.vnode_at(position_of(x.segment))[0] == vnode]
+        await cluster.until(lambda: all(x.hash in cluster["c"].store.blocks for x in mine), limit_s=1)
+        await cluster.close()
+
+    run(main)
+
+
 def test_a_node_that_never_comes_back_holds_up_the_move_for_a_bounded_time() -> None:
     async def main() -> None:
         cluster = Cluster("abc", down_s=60.0)

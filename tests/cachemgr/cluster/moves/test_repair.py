@@ -26,10 +26,30 @@ def test_what_a_node_long_down_should_hold_goes_to_the_next_owners_once() -> Non
             live = [n for n in ring.owners(position_of(address.segment), 3) if n != "a"][:2]
             assert cluster.holders(address) - {"a"} == set(live)
         written = [name for node in cluster.live() for name in node.store.written]
-        puts = sum(call[3] == "put" for call in cluster.wire.calls)
+        cluster.wire.calls.clear()
         await asyncio.sleep(300)
+        lookups = sum(call[3] == "lookup" for call in cluster.wire.calls)
+        assert lookups <= 32 * 9, "more than the slow walk asks"
         assert [name for node in cluster.live() for name in node.store.written] == written
-        assert sum(call[3] == "put" for call in cluster.wire.calls) == puts
+        assert not any(call[3] == "put" for call in cluster.wire.calls)
+        await cluster.close()
+
+    run(main)
+
+
+def test_one_of_the_owners_that_are_left_makes_up_for_the_one_that_is_not() -> None:
+    async def main() -> None:
+        cluster = Cluster("abcd", replicas=2, down_s=20.0)
+        await cluster.fill()
+        cluster["a"].kill()
+        await cluster.until(lambda: any(node.repair._was_down for node in cluster.live()))
+        await asyncio.sleep(10)
+        cluster.wire.calls.clear()
+        await cluster.until(lambda: all(len(cluster.holders(x) - {"a"}) == 3 for x in cluster.committed))
+        await asyncio.sleep(5)
+        asked = sum(call[4] for call in cluster.wire.calls if call[3] == "lookup")
+        walked = 3 * len(cluster.committed) // 2  # in the same time, the slow walk looks at some slices
+        assert asked <= 2 * len(_of(cluster, "a")) + walked
         await cluster.close()
 
     run(main)
