@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> list[Measurement]:
-    from scripts.bench import backend, cache, cluster, engine, gpu, hot, ring
+    from scripts.bench import backend, cache, cluster, engine, gpu, hot, moves, peer, ring
     from scripts.bench.gpu_subject import GpuSubject
 
     folder = arguments.folder.resolve()
@@ -87,7 +87,13 @@ def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> list[Measur
         "engine": engine.measurements(subject),
         "backend": backend.measurements(subject),
         "cache": cache.measurements(subject),
-        "cluster": [*ring.measurements(), *cluster.measurements(subject), *hot.measurements()],
+        "cluster": [
+            *ring.measurements(),
+            *peer.measurements(subject),
+            *cluster.measurements(subject),
+            *hot.measurements(),
+            *moves.measurements(),
+        ],
         "gpu": gpu.measurements(gpu.How(with_gpu)),
     }
     every = [measurement for room in ROOMS if room in rooms for measurement in of_room[room]]
