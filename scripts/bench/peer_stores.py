@@ -8,9 +8,11 @@ all of them, one after the other, into memory that is there already. Blocks are 
 outside of the time. The other process that owns the blocks is started here; it ends with this one.
 """
 
+import ctypes
 import importlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from typing import Any, Protocol
 from scripts.bench.peer_answers import serve
 
 _START_S = 60.0
+_PR_SET_PDEATHSIG = 1
 
 
 class StorePeer(Protocol):
@@ -47,7 +50,7 @@ class Mooncake:
         self._store_module = importlib.import_module("mooncake.store")
         self._numpy = importlib.import_module("numpy")
         port, metrics = _free_port(), _free_port()
-        master = str(Path(sys.executable).with_name("mooncake_master"))
+        master = str(Path(self._store_module.__file__).with_name("mooncake_master"))
         ports = [f"--rpc_port={port}", f"--metrics_port={metrics}"]
         self._processes = [_start([master, *ports])]
         _wait_for_port(port)
@@ -174,7 +177,15 @@ def _own(address: str) -> None:
 def _start(command: list[str]) -> "subprocess.Popen[bytes]":
     if shutil.which(command[0]) is None:
         raise RuntimeError(f"{command[0]} is not there")
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        preexec_fn=_end_with_parent,
+    )  # fmt: skip
+
+
+def _end_with_parent() -> None:
+    """The bench kills this process; what it started must not stay."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(processes: "list[subprocess.Popen[bytes]]") -> None:
