@@ -33,9 +33,11 @@ _AT_REST = {
 
 
 class FaultCluster:
-    """Nodes 1 … `count`, each with room for `blocks` blocks of every format."""
+    """Nodes 1 … `count`, each with room for `blocks` blocks of every format; `twice`: see NodeProcess."""
 
-    def __init__(self, folder: Path, *, count: int, blocks: int) -> None:
+    def __init__(
+        self, folder: Path, *, count: int, blocks: int, twice: Callable[[ChainId, int], None]
+    ) -> None:
         self.folder = folder
         self.name = f"faults-{os.getpid()}"
         self._arenas = folder / "arenas"
@@ -53,6 +55,7 @@ class FaultCluster:
                     settings=self._settings(number, port, members),
                 ),
                 log=folder / f"node-{number}.log",
+                twice=twice,
             )
             for number in range(1, count + 1)
         }  # fmt: skip

@@ -3,7 +3,7 @@
 1. No read ever returned other bytes than those of the block that was asked for.
 2. A read ends by its deadline, unless its own node was stopped meanwhile.
 3. What nobody wrote, nobody reads.
-4. A block that was in the arenas of two nodes at once is never lost: whenever the cluster has come to rest it
+4. A block that two failure domains acknowledged is never lost: whenever the cluster has come to rest it
    has two copies again, after one node is gone for good it has one, and every node can read it (as far as all
    blocks before it in its chain had two copies as well).
 
@@ -40,7 +40,7 @@ class _Known:
     author: int
     committed: set[int] = field(default_factory=set)
     ensured: set[int] = field(default_factory=set)
-    """Blocks that were seen in two arenas at once."""
+    """Blocks that a second arena acknowledged, or that were seen in two at once."""
 
 
 class Ledger:
@@ -63,6 +63,11 @@ class Ledger:
         """Its author said that it committed these."""
         with self._lock:
             self._chains[chain].committed.update(blocks)
+
+    def twice(self, chain: ChainId, block: int) -> None:
+        """A second failure domain acknowledged that it has this block."""
+        with self._lock:
+            self._chains[chain].ensured.add(block)
 
     def read(self, read: Read) -> None:
         """Check a read and count it."""

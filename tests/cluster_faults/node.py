@@ -7,13 +7,16 @@
     {"do": "held", "chains": [[…], …]}                     {"held": [[0, 1, …], …]}
     {"do": "counters"}                                     {"counters": {…}}
 
-Every answer repeats the `id` of its command. It ends with its standard input, or with its parent.
+Every answer repeats the `id` of its command, and tells which blocks a second failure domain acknowledged
+since the one before: `twice`, a list of [format, seed, blocks, index]. The process ends with its standard
+input, or with its parent.
 """
 
+import contextlib
 import json
 import logging
+import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,8 +25,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cachemgr import CacheSettings, HostCache, join_cluster, open_cache
+from cachemgr import BlockHash, CacheSettings, HostCache, open_cache
 from cachemgr.cluster.contract import HostStore
+from cachemgr.cluster.node import open_node
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.shard import slot_nbytes
 from tests.cachemgr.host import SECRETS
@@ -48,17 +52,24 @@ class FaultNode:
 
     def __init__(self, options: NodeOptions) -> None:
         self._stores: list[HostStore] = []
-        self._cluster = join_cluster(
+        self._written: dict[BlockHash, tuple[ChainId, int]] = {}
+        self._twice: queue.SimpleQueue[BlockHash] = queue.SimpleQueue()
+        self._cluster = open_node(
             CacheSettings(cluster=options.cluster, node=options.node, directory=options.directory),
             options.settings,
+            copies=self._copied,
         )
         self._caches = [self._open(options, number) for number in range(len(FORMATS))]
-        self.answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        self._answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "commit": self._commit,
             "read": self._read,
             "held": self._held,
             "counters": self._counters,
         }
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Do what a command says."""
+        return {"id": command["id"], **self._answers[command["do"]](command), "twice": self._take_twice()}
 
     def close(self) -> None:
         for cache in self._caches:
@@ -77,10 +88,24 @@ class FaultNode:
         self._stores.append(store)
         return self._cluster.tiers(store)
 
+    def _copied(self, name: BlockHash, domains: frozenset[str]) -> None:
+        """On the IO thread."""
+        if len(domains) == 2:
+            self._twice.put(name)
+
+    def _take_twice(self) -> list[list[int]]:
+        taken = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                chain, index = self._written[self._twice.get_nowait()]
+                taken.append([chain.format, chain.seed, chain.blocks, index])
+        return taken
+
     def _commit(self, command: dict[str, Any]) -> dict[str, Any]:
         chain = ChainId(*command["chain"])
         cache = self._caches[chain.format]
         names = chain.names(cache)
+        self._written.update({name: (chain, index) for index, name in enumerate(names)})
         committed = []
         for index, name in enumerate(names):
             pending = cache.prepare(names, index)
@@ -130,11 +155,9 @@ def main(text: str) -> None:
     die_with_parent()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     node = FaultNode(msgspec.json.decode(text, type=NodeOptions))
-    print(json.dumps({"id": 0, "threads": threading.active_count()}), flush=True)
+    print(json.dumps({"id": 0, "twice": []}), flush=True)
     for line in sys.stdin:
-        command = json.loads(line)
-        answer = node.answers[command["do"]](command)
-        print(json.dumps({"id": command["id"], **answer}), flush=True)
+        print(json.dumps(node.answer(json.loads(line))), flush=True)
     node.close()
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,10 +31,14 @@ class NodeGoneError(Exception):
 class NodeProcess:
     """One node. Commands go one at a time, from any thread."""
 
-    def __init__(self, number: int, options: NodeOptions, *, log: Path) -> None:
+    def __init__(
+        self, number: int, options: NodeOptions, *, log: Path, twice: Callable[[ChainId, int], None]
+    ) -> None:
+        """`twice` hears of each block that a second failure domain acknowledged."""
         self.number = number
         self.options = options
         self._log = log
+        self._twice = twice
         self._ids = itertools.count(1)
         self._turn = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
@@ -179,6 +183,8 @@ class NodeProcess:
             if answer is None:
                 answers.put(None)  # for whoever asks next
                 raise NodeGoneError(f"node {self.number} ended")
+            for *chain, index in answer["twice"]:
+                self._twice(ChainId(*chain), index)
             if answer["id"] == number:  # others are late answers to those who did not wait for them
                 return answer
 

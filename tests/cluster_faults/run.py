@@ -28,6 +28,10 @@ READABLE_S = 10.0
 CHECK_EVERY = 5
 _PAUSE_S = (0.0, 0.12)
 _FIRST_CHAINS = 6
+_READ_ONE_IN = 3
+"""Chains that the load reads. Readers keep what they fetch, and soon all would have everything: the others
+are with their owners and their author alone, until a checkpoint asks."""
+
 _AGAIN_S = 0.3
 _UNWRITTEN = 2_000_000
 """From this seed on no chain is ever written."""
@@ -38,7 +42,7 @@ class RunOptions:
     """`chains`: so many are written at most; arenas have room for all of them on every node."""
 
     seed: int
-    nodes: int = 3
+    nodes: int = 4
     seconds: float = 45.0
     chains: int = 250
     report: Callable[[str], None] = field(default=print)
@@ -58,7 +62,9 @@ class FaultRun:
         self._random = Random(options.seed)
         folder = Path(tempfile.mkdtemp(prefix="tensorcache-faults-", dir="/dev/shm"))
         shutil.rmtree(folder)
-        self._cluster = FaultCluster(folder, count=options.nodes, blocks=options.blocks)
+        self._cluster = FaultCluster(
+            folder, count=options.nodes, blocks=options.blocks, twice=self.ledger.twice
+        )
         self._ring = RingChanges(self._cluster)
         self._seeds = itertools.count(options.seed % 1000 * 1000)
         self._ended = threading.Event()
@@ -198,8 +204,9 @@ class FaultRun:
         if random.random() < 0.03:
             chain = ChainId(0, _UNWRITTEN + random.randrange(1000), MAX_BLOCKS)
         else:
+            read = [chain for chain in chains if chain.seed % _READ_ONE_IN == 0]
             recent = random.random() < 0.7
-            chain = random.choice(chains[-20:] if recent else chains)
+            chain = random.choice((read[-10:] if recent else read) or chains)
         self.ledger.read(node.read(chain, deadline_s=READ_DEADLINE_S))
 
     @property

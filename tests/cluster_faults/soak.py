@@ -16,7 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="random faults on a cluster of cache nodes, all checked")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None, help="default: a fresh one, printed")
-    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--nodes", type=int, default=4)
     arguments = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
     run = FaultRun(

@@ -72,7 +72,7 @@ def test_a_single_copy_at_rest_is_seen() -> None:
 def test_what_must_be_readable_ends_at_the_first_block_without_two_copies() -> None:
     made = ledger()
     assert made.readable(CHAIN) == 2
-    made.seen({1: {CHAIN: {2}}, 3: {CHAIN: {2}}})
+    made.twice(CHAIN, 2)
     assert made.readable(CHAIN) == 4
     made.unreadable(2, CHAIN, 1)
     assert made.violations == [
