@@ -4,8 +4,9 @@ processes.
     python -m scripts.bench.peer_stores mooncake|lmcache
 
 A JSON line for a JSON line, as peer_worker: {"op": "get", "mib": 1, "blocks": 16} → {"seconds": 0.02} for
-all of them, one after the other, into memory that is there already. Blocks are put and acknowledged before,
-outside of the time. The other process that owns the blocks is started here; it ends with this one.
+all of them, one after the other, each into memory of its own that is there already. Blocks are put and
+acknowledged before, outside of the time. The other process that owns the blocks is started here; it ends
+with this one.
 """
 
 import ctypes
@@ -50,7 +51,7 @@ class Mooncake:
         self._store_module = importlib.import_module("mooncake.store")
         self._numpy = importlib.import_module("numpy")
         port, metrics = _free_port(), _free_port()
-        master = str(Path(self._store_module.__file__).with_name("mooncake_master"))
+        master = str(Path(str(self._store_module.__file__)).with_name("mooncake_master"))
         ports = [f"--rpc_port={port}", f"--metrics_port={metrics}"]
         self._processes = [_start([master, *ports])]
         _wait_for_port(port)
@@ -60,21 +61,23 @@ class Mooncake:
         self._processes[1].stdout.readline()
         self._store = mooncake_store(self._store_module, self._address, owned=0)
         self._buffer = self._numpy.zeros(0, self._numpy.uint8)
+        self._nbytes = 0
 
     def fill(self, blocks: list[bytes]) -> None:
         """Acknowledged by `put` itself."""
         for number, block in enumerate(blocks):
             if self._store.put(f"{len(block)}/{number}", block):
                 raise RuntimeError(f"put {number} failed")
-        self._buffer = self._numpy.zeros(len(blocks[0]), self._numpy.uint8)
+        self._nbytes = len(blocks[0])
+        self._buffer = self._numpy.zeros(len(blocks) * self._nbytes, self._numpy.uint8)
         self._store.register_buffer(self._buffer.ctypes.data, self._buffer.nbytes)
 
     def get(self, block: int) -> memoryview:
         """`get_into` memory that is registered."""
-        nbytes = self._buffer.nbytes
-        if self._store.get_into(f"{nbytes}/{block}", self._buffer.ctypes.data, nbytes) != nbytes:
+        nbytes, start = self._nbytes, block * self._nbytes
+        if self._store.get_into(f"{nbytes}/{block}", self._buffer.ctypes.data + start, nbytes) != nbytes:
             raise RuntimeError(f"get {block} failed")
-        return memoryview(self._buffer)
+        return memoryview(self._buffer[start : start + nbytes])
 
     def close(self) -> None:
         """End both."""
@@ -105,11 +108,13 @@ class LMCache:
         self._sock = socket.create_connection(("127.0.0.1", port))
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = memoryview(bytearray(0))
+        self._nbytes = 0
 
     def fill(self, blocks: list[bytes]) -> None:
         """Its puts are not acknowledged: asked for until they are there."""
         commands = self._protocol.ClientCommand
-        self._buffer = memoryview(bytearray(len(blocks[0])))
+        self._nbytes = len(blocks[0])
+        self._buffer = memoryview(bytearray(len(blocks) * self._nbytes))
         for number, block in enumerate(blocks):
             self._sock.sendall(self._message(commands.PUT, number, len(block)) + block)
             self._sock.sendall(self._message(commands.EXIST, number, 0))
@@ -119,10 +124,11 @@ class LMCache:
     def get(self, block: int) -> memoryview:
         """As its connector does it."""
         self._sock.sendall(self._message(self._protocol.ClientCommand.GET, block, 0))
-        if self._answer().length != len(self._buffer):
+        if self._answer().length != self._nbytes:
             raise RuntimeError(f"get {block} failed")
-        self._receive(self._buffer)
-        return self._buffer
+        into = self._buffer[block * self._nbytes : (block + 1) * self._nbytes]
+        self._receive(into)
+        return into
 
     def close(self) -> None:
         """End it."""
@@ -130,7 +136,7 @@ class LMCache:
         _end(self._processes)
 
     def _message(self, command: Any, number: int, length: int) -> bytes:
-        key = self._keys("bench", 1, 0, len(self._buffer) + number, self._torch.uint8)
+        key = self._keys("bench", 1, 0, self._nbytes + number, self._torch.uint8)
         shape = self._torch.Size([length, 0, 0, 0])
         message = self._protocol.ClientMetaMessage(
             command, key, length, self._formats(1), self._torch.uint8, shape
