@@ -165,6 +165,7 @@ class Listening:
             formats=formats,
             trouble=[line for line in (self.membership.trouble, out.rings.trouble) if line],
             counters={**out.counters(), **self.counters()},
+            hot={bytes(segment): extra for segment, extra in self._hot.hot().items() if extra},
         )
 
 

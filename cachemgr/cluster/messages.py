@@ -49,6 +49,7 @@ _RingBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_RING_NBYTES)]
 _Names = Annotated[bytes, msgspec.Meta(max_length=MAX_NAMES * 16)]
 _Addresses = Annotated[bytes, msgspec.Meta(max_length=MAX_NAMES * 52)]
 _Arcs = Annotated[bytes, msgspec.Meta(max_length=MAX_ARCS_NBYTES)]
+_HashBytes = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Cursor = Annotated[bytes, msgspec.Meta(max_length=MAX_CURSOR_NBYTES)]
 
 
@@ -198,6 +199,7 @@ class FormatStatus(msgspec.Struct, omit_defaults=True):
 _Members = Annotated[list[MemberStatus], msgspec.Meta(max_length=_MAX_NODES)]
 _Formats = Annotated[list[FormatStatus], msgspec.Meta(max_length=256)]
 _Lines = Annotated[list[_Line], msgspec.Meta(max_length=64)]
+_Hot = Annotated[dict[_HashBytes, _Count], msgspec.Meta(max_length=4096)]
 _Counters = Annotated[dict[_Line, float], msgspec.Meta(max_length=4096)]
 
 
@@ -216,6 +218,8 @@ class NodeStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     formats: _Formats = msgspec.field(default_factory=list)
     trouble: _Lines = msgspec.field(default_factory=list)
     counters: _Counters = msgspec.field(default_factory=dict)
+    hot: _Hot = msgspec.field(default_factory=dict)
+    """Segments that are read too often here → how many extra owners they have."""
 
 
 class StatusReply(Reply):

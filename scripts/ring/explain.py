@@ -42,6 +42,8 @@ class Found:
     """Of the block in its chain; None if nobody has it."""
     blocks: dict[str, set[bytes]] = field(default_factory=dict)
     """Node → hashes of the segment's blocks there; only nodes that answer."""
+    hot: int = 0
+    """How many extra owners it has now."""
 
     @property
     def position(self) -> int:
@@ -66,6 +68,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         extra = ()  # they are rehashed from the whole hash
     roles = _roles(ring, found, extra)
     nodes = {one.spec.id: one for one in seen}
+    found.hot = max((one.reply.status.hot.get(found.segment, 0) for one in seen if one.reply), default=0)
     choice = _choice(reader, [nodes[node] for node in ring.owners(found.position, 1 + ring.replicas)], found)
     if arguments.json:
         say(msgspec.json.encode(_as_data(ring, found, roles, nodes, extra, choice)).decode())
@@ -80,7 +83,9 @@ def run_explain(arguments: argparse.Namespace) -> int:
     rows = [_row(node, role, nodes[node], found) for node, role in roles.items()]
     for line in columns(HEAD, rows, numbers=NUMBERS):
         say(line)
-    if extra:
+    if found.hot:
+        say(f"hot now   {', '.join(extra[: found.hot])}: extra owners, which readers ask as well")
+    elif extra:
         say(f"if hot    {', '.join(extra)}: extra owners, in this order")
     say(f"read now  {choice}")
     for one in seen:
@@ -213,6 +218,7 @@ def _as_data(
         "vnode": {"id": vnode, "point": point, "home": home_of(vnode), "node": holder},
         "epoch": ring.version.epoch,
         "owners": ring.owners(found.position, 1 + ring.replicas),
+        "extra_owners": extra[: found.hot],
         "extra_owners_if_hot": extra,
         "nodes": [
             {
