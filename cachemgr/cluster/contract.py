@@ -14,7 +14,7 @@ about it miss blocks, and never read wrong ones.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -152,7 +152,7 @@ class Fetched:
 
     arrived: tuple[bool, ...]
     nbytes: int = 0
-    hot: Mapping[BlockHash, int] = ()  # type: ignore[assignment]
+    hot: Mapping[BlockHash, int] = field(default_factory=dict)
     """Segments the peer finds hot → how many extra owners they have now."""
 
 

@@ -13,22 +13,22 @@ import logging
 import ssl
 from random import Random
 
-from cachemgr.cluster.balance import Balance
-from cachemgr.cluster.bulk_server import BulkServer
+from cachemgr.cluster.bulk.server import BulkServer
+from cachemgr.cluster.bulk.tickets import Tickets
+from cachemgr.cluster.bulk.tls import server_context
 from cachemgr.cluster.contract import HostStore, Membership, Spawn
-from cachemgr.cluster.control_server import ControlServer, Door
-from cachemgr.cluster.grpc_service import GrpcServer
-from cachemgr.cluster.handover import Handover
-from cachemgr.cluster.hot_keys import HotKeys
-from cachemgr.cluster.hot_spread import HotSpread
-from cachemgr.cluster.messages import FormatStatus, NodeStatus
-from cachemgr.cluster.mover import Mover
+from cachemgr.cluster.control.grpc_service import GrpcServer
+from cachemgr.cluster.control.messages import FormatStatus, NodeStatus
+from cachemgr.cluster.control.server import ControlServer, Door
+from cachemgr.cluster.fetch.hot_keys import HotKeys
+from cachemgr.cluster.fetch.hot_spread import HotSpread
+from cachemgr.cluster.members.static_members import StaticMembers
+from cachemgr.cluster.moves.balance import Balance
+from cachemgr.cluster.moves.handover import Handover
+from cachemgr.cluster.moves.mover import Mover
+from cachemgr.cluster.moves.repair import Repair
 from cachemgr.cluster.outward import Outward
-from cachemgr.cluster.repair import Repair
 from cachemgr.cluster.settings import ClusterSettings, split_address
-from cachemgr.cluster.static_members import StaticMembers
-from cachemgr.cluster.tickets import Tickets
-from cachemgr.cluster.tls import server_context
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeSpec, RingState, Version
 
@@ -183,8 +183,8 @@ def _membership(outward: Outward) -> Membership:
         return StaticMembers(
             me, settings.members, replicas=settings.replicas, call_s=settings.call_s, random=Random()
         )
-    from cachemgr.cluster.redis_members import RedisMembers  # late: others need no Redis
-    from cachemgr.cluster.redis_ring_store import RedisRingStore
+    from cachemgr.cluster.members.redis_members import RedisMembers  # late: others need no Redis
+    from cachemgr.cluster.members.redis_ring_store import RedisRingStore
     from cachemgr.redis_client import RedisAddress, RedisClient
 
     client = RedisClient(

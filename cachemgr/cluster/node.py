@@ -18,12 +18,12 @@ from pathlib import Path
 
 from cachemgr.cluster.background import Background
 from cachemgr.cluster.contract import HostStore
+from cachemgr.cluster.fetch.reads import ClusterTiers
 from cachemgr.cluster.io_thread import IoThread
 from cachemgr.cluster.listening import Listening
+from cachemgr.cluster.moves.replicator import CopiesObserver
 from cachemgr.cluster.node_lock import NodeLock
 from cachemgr.cluster.outward import Outward
-from cachemgr.cluster.reads import ClusterTiers
-from cachemgr.cluster.replicator import CopiesObserver
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
 from cachemgr.errors import CacheError
@@ -116,13 +116,14 @@ class ClusterNode:
         listening = Listening(out, spawn=self._io.spawn)
         try:
             await listening.open()
+            self._listening = listening
+            log.info("node %s of %s listens on %s", out.rings.node, out.cluster, out.settings.listen)
         except (CacheError, OSError) as error:
-            await listening.close()
-            self._lock.release()
             self._say(f"node {out.rings.node} does not listen: {error}")
-            return
-        self._listening = listening
-        log.info("node %s of %s listens on %s", out.rings.node, out.cluster, out.settings.listen)
+        finally:
+            if self._listening is None:  # also if we are closed at this moment
+                await listening.close()
+                self._lock.release()
 
     async def _take_in(self, store: HostStore, door: ClusterTiers) -> None:
         self._out.stores[store.format_id] = store

@@ -10,22 +10,22 @@ from pathlib import Path
 from random import Random
 
 from cachemgr.cluster.background import Pace
-from cachemgr.cluster.bulk_client import BulkClient
+from cachemgr.cluster.bulk.client import BulkClient
+from cachemgr.cluster.bulk.tls import client_context
 from cachemgr.cluster.contract import HostStore
-from cachemgr.cluster.control_client import ControlClient
-from cachemgr.cluster.fetcher import Fetcher
-from cachemgr.cluster.giver import Giver
-from cachemgr.cluster.grpc_service import GrpcChannel
-from cachemgr.cluster.host_token import host_token
-from cachemgr.cluster.hot_keys import HotHints
+from cachemgr.cluster.control.client import ControlClient
+from cachemgr.cluster.control.grpc_service import GrpcChannel
+from cachemgr.cluster.control.host_token import host_token
+from cachemgr.cluster.control.peer import Bulk, ConnectedPeer, OpenDoor
+from cachemgr.cluster.control.peers import ConnectedPeers
+from cachemgr.cluster.fetch.fetcher import Fetcher
+from cachemgr.cluster.fetch.hot_keys import HotHints
+from cachemgr.cluster.fetch.read_repair import ReadRepair
+from cachemgr.cluster.moves.giver import Giver
+from cachemgr.cluster.moves.replicator import CopiesObserver, Replicator
 from cachemgr.cluster.node_lock import NodeLock, NodeRingFile
-from cachemgr.cluster.peer import Bulk, ConnectedPeer, OpenDoor
-from cachemgr.cluster.peers import ConnectedPeers
-from cachemgr.cluster.read_repair import ReadRepair
-from cachemgr.cluster.replicator import CopiesObserver, Replicator
 from cachemgr.cluster.rings import RingsInForce
 from cachemgr.cluster.settings import ClusterSettings
-from cachemgr.cluster.tls import client_context
 from cachemgr.errors import SettingsError
 from cachemgr.ring import NodeId, Ring, crowded_domain, first_state
 from cachemgr.settings import CacheSettings

@@ -22,10 +22,10 @@ from random import Random
 from cachemgr import BlockHash, CacheSecrets
 from cachemgr.cluster.background import Pace
 from cachemgr.cluster.contract import HostStore
-from cachemgr.cluster.fetcher import Fetcher
-from cachemgr.cluster.giver import Giver
-from cachemgr.cluster.hot_keys import HotHints
-from cachemgr.cluster.read_repair import ReadRepair
+from cachemgr.cluster.fetch.fetcher import Fetcher
+from cachemgr.cluster.fetch.hot_keys import HotHints
+from cachemgr.cluster.fetch.read_repair import ReadRepair
+from cachemgr.cluster.moves.giver import Giver
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.ring import NodeId
 from scripts.bench.harness import Measurement, Reading

@@ -13,16 +13,16 @@ import numpy.typing as npt
 
 from cachemgr import BlockFormat, BlockHash, CacheSecrets, CacheSettings, HostCache, open_cache
 from cachemgr.cluster.background import Pace
-from cachemgr.cluster.bulk_client import BulkClient
-from cachemgr.cluster.bulk_server import BulkServer
+from cachemgr.cluster.bulk.client import BulkClient
+from cachemgr.cluster.bulk.frames import PeerTrouble
+from cachemgr.cluster.bulk.opening import BulkDoor
+from cachemgr.cluster.bulk.server import BulkServer
+from cachemgr.cluster.bulk.tickets import Tickets
 from cachemgr.cluster.contract import Fetched, HostStore, Peer, RingListener
-from cachemgr.cluster.frames import PeerTrouble
-from cachemgr.cluster.giver import Giver
-from cachemgr.cluster.hot_keys import HotKeys
-from cachemgr.cluster.hot_spread import HotSpread
-from cachemgr.cluster.opening import BulkDoor
+from cachemgr.cluster.fetch.hot_keys import HotKeys
+from cachemgr.cluster.fetch.hot_spread import HotSpread
+from cachemgr.cluster.moves.giver import Giver
 from cachemgr.cluster.settings import ClusterSettings
-from cachemgr.cluster.tickets import Tickets
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.ring import NodeId, NodeSpec, Ring, RingState, Version, first_state, position_of
 from cachemgr.shard import BlockAddress, slot_nbytes

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cachemgr.cluster.bulk_client import BulkClient
-from cachemgr.cluster.opening import BulkDoor
+from cachemgr.cluster.bulk.client import BulkClient
+from cachemgr.cluster.bulk.opening import BulkDoor
 from cachemgr.shard import HEADER_NBYTES, BlockAddress, ShardCheck, address_of
 from scripts.bench.harness import Measurement, Paired, PeerMissingError, Reading, alternate, timed
 from scripts.bench.peer_node import (

@@ -27,11 +27,11 @@ from cachemgr import (
     complete_secrets,
     open_cache,
 )
-from cachemgr.cluster.bulk_server import BulkServer
+from cachemgr.cluster.bulk.opening import BulkDoor
+from cachemgr.cluster.bulk.server import BulkServer
+from cachemgr.cluster.bulk.tickets import Tickets
 from cachemgr.cluster.contract import HostStore, RingListener
-from cachemgr.cluster.opening import BulkDoor
 from cachemgr.cluster.settings import ClusterSettings
-from cachemgr.cluster.tickets import Tickets
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.ring import NodeId, NodeSpec, Ring, RingState, first_state
 from cachemgr.shard import slot_nbytes

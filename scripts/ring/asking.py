@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from cachemgr.cluster.control_trouble import ControlTrouble, Trouble
-from cachemgr.cluster.grpc_service import ask
-from cachemgr.cluster.messages import (
+from cachemgr.cluster.control.grpc_service import ask
+from cachemgr.cluster.control.messages import (
     RING,
     STATUS,
     Method,
@@ -22,6 +21,7 @@ from cachemgr.cluster.messages import (
     StatusReply,
     StatusRequest,
 )
+from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.cluster.settings import ClusterSettings, is_loopback, split_address
 from cachemgr.ring import RingState, Version, decode_ring, encode_ring
 from scripts.errors import CommandError, UsageError

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from cachemgr.cluster.messages import LOOKUP, PULL, LookupRequest, PullRequest
-from cachemgr.cluster.packed import pack_arcs, unpack_addresses
+from cachemgr.cluster.control.messages import LOOKUP, PULL, LookupRequest, PullRequest
+from cachemgr.cluster.control.packed import pack_arcs, unpack_addresses
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeId, Ring, extra_owners, home_of, position_of
 from cachemgr.shard import SEGMENT_BLOCKS, BlockAddress

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cachemgr.cluster.messages import MemberStatus, StatusReply
+from cachemgr.cluster.control.messages import MemberStatus, StatusReply
 from cachemgr.ring import NodeId, NodeSpec, Ring, crowded_domain
 from scripts.console import say, size_text
 from scripts.errors import UsageError

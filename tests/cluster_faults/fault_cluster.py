@@ -18,7 +18,7 @@ from tests.cluster_faults.node import NodeOptions
 from tests.cluster_faults.node_process import NodeGoneError, NodeProcess
 from tests.free_ports import free_ports
 
-QUIET_LIMIT_S = 30.0
+QUIET_LIMIT_S = 90.0
 _LOOK_S = 0.1
 _REST_S = 1.0
 """Nodes count a few times a second: what they say is a little old."""
@@ -62,6 +62,7 @@ class FaultCluster:
         self.network = Network(lambda: {number: node.pid for number, node in self.nodes.items() if node.pid})
         self.fronts = {number: members[number - 1].address for number in self.nodes}
         """Where each is reached."""
+        self.restless_s, self.was_restless = 0.0, ""
 
     def _settings(self, number: int, port: int, members: tuple[NodeSpec, ...]) -> ClusterSettings:
         """Times are short, as a test has a minute; rates are far above what it writes."""
@@ -130,12 +131,17 @@ class FaultCluster:
         return ""
 
     def wait_until_quiet(self, *, also: Callable[[], str] = str, limit_s: float = QUIET_LIMIT_S) -> str:
-        """Empty once all nodes have been at rest for a while; else what still goes on after the limit."""
+        """Empty once all nodes have been at rest for a while; else what still goes on after the limit.
+
+        `restless_s` and `was_restless` tell afterwards how long it took, and what was last.
+        """
         now = time.monotonic()
+        self.restless_s, self.was_restless = 0.0, ""
         deadline, restless_at, trouble = now + limit_s, now, ""
         while time.monotonic() < restless_at + _REST_S:
             if trouble := self.restless() or also():
-                restless_at = time.monotonic()
+                restless_at, self.was_restless = time.monotonic(), trouble
+                self.restless_s = restless_at - now
                 if restless_at > deadline:
                     return trouble
             time.sleep(_LOOK_S)

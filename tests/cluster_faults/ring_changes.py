@@ -7,9 +7,9 @@ version that it replaces; who lost to another change begins again.
 import time
 from collections.abc import Callable
 
-from cachemgr.cluster.control_trouble import ControlTrouble
-from cachemgr.cluster.grpc_service import ask
-from cachemgr.cluster.messages import RING, Replaces, RingReply, RingRequest
+from cachemgr.cluster.control.grpc_service import ask
+from cachemgr.cluster.control.messages import RING, Replaces, RingReply, RingRequest
+from cachemgr.cluster.control.trouble import ControlTrouble
 from cachemgr.ring import (
     NodeSpec,
     RingError,

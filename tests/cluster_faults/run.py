@@ -152,6 +152,9 @@ class FaultRun:
             self.ledger.violations.append(f"after {self._elapsed:.0f} s the cluster found no rest: {trouble}")
             return
         chains = self.ledger.chains()
+        cluster = self._cluster
+        last = f" ({cluster.was_restless})" if cluster.was_restless else ""
+        self._say(f"at rest after {cluster.restless_s:.1f} s{last}; {len(chains)} chains")
         self.ledger.at_rest(self._cluster.held(chains))
         if lose:
             self._cluster.lose(lose)

@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from cachemgr.cluster.messages import FormatStatus, NodeStatus
-from cachemgr.cluster.static_members import StaticMembers
+from cachemgr.cluster.control.messages import FormatStatus, NodeStatus
+from cachemgr.cluster.members.static_members import StaticMembers
 from cachemgr.ring import NodeSpec, RingState, Version, first_state
 from cachemgr.shard import BlockAddress
 from tests.cachemgr.cluster.control.nodes import CLUSTER, Node

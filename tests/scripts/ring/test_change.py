@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cachemgr.cluster.control_trouble import ControlTrouble, Trouble
+from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.ring import RingState, Version, set_replicas
 from scripts.cli import main
 from tests.scripts.ring.conftest import Ask

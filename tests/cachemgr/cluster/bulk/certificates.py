@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from cachemgr.cluster.tls import client_context, server_context
+from cachemgr.cluster.bulk.tls import client_context, server_context
 
 _DAY = datetime.timedelta(days=1)
 

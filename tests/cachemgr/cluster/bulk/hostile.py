@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from cachemgr.cluster.bulk_client import BulkClient
-from cachemgr.cluster.bulk_messages import Ended, encode
-from cachemgr.cluster.frames import (
+from cachemgr.cluster.bulk.client import BulkClient
+from cachemgr.cluster.bulk.frames import (
     BLOCK,
     BLOCK_META,
     BLOCK_META_NBYTES,
@@ -17,8 +16,9 @@ from cachemgr.cluster.frames import (
     pack_head,
     parse_head,
 )
-from cachemgr.cluster.hello import HELLO_NBYTES, WELCOME, Welcome, pack_welcome
-from cachemgr.cluster.opening import BulkDoor
+from cachemgr.cluster.bulk.hello import HELLO_NBYTES, WELCOME, Welcome, pack_welcome
+from cachemgr.cluster.bulk.messages import Ended, encode
+from cachemgr.cluster.bulk.opening import BulkDoor
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeId
 from tests.cachemgr.cluster.bulk.pair import OWNER, READER, FixedRings, settings

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cachemgr.cluster.bulk_server import BulkServer
-from cachemgr.cluster.opening import BulkDoor
-from cachemgr.cluster.tickets import Tickets
+from cachemgr.cluster.bulk.opening import BulkDoor
+from cachemgr.cluster.bulk.server import BulkServer
+from cachemgr.cluster.bulk.tickets import Tickets
 from tests.cachemgr.cluster.bulk.pair import BIG, OWNER, READER, FixedRings, fill, settings
 from tests.cachemgr.host import Host, chain
 from tests.cachemgr.node import open_node

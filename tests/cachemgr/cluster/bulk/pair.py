@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cachemgr.cluster.bulk_client import BulkClient
-from cachemgr.cluster.bulk_server import BulkServer
+from cachemgr.cluster.bulk.client import BulkClient
+from cachemgr.cluster.bulk.opening import BulkDoor
+from cachemgr.cluster.bulk.server import BulkServer
+from cachemgr.cluster.bulk.tickets import Tickets
 from cachemgr.cluster.contract import Fetched, HostStore, RingListener
-from cachemgr.cluster.opening import BulkDoor
 from cachemgr.cluster.settings import ClusterSettings
-from cachemgr.cluster.tickets import Tickets
 from cachemgr.contract import BlockFormat, BlockHash
 from cachemgr.ring import NodeId, NodeSpec, Ring, RingState, first_state
 from cachemgr.shard import BlockAddress, address_of

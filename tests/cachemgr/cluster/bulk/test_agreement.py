@@ -2,8 +2,8 @@
 
 import pytest
 
-from cachemgr.cluster.frames import PeerTrouble
-from cachemgr.cluster.hello import common_version
+from cachemgr.cluster.bulk.frames import PeerTrouble
+from cachemgr.cluster.bulk.hello import common_version
 from cachemgr.ring import NodeSpec, add_node, first_state, remove_node
 from tests.cachemgr.cluster.bulk.pair import (
     OWNER,

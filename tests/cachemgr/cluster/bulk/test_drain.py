@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cachemgr.cluster.bulk_server import BulkServer
-from cachemgr.cluster.frames import PeerTrouble
-from cachemgr.cluster.opening import BulkDoor
+from cachemgr.cluster.bulk.frames import PeerTrouble
+from cachemgr.cluster.bulk.opening import BulkDoor
+from cachemgr.cluster.bulk.server import BulkServer
 from tests.cachemgr.cluster.bulk.pair import (
     BIG,
     OWNER,
@@ -98,7 +98,7 @@ def test_a_client_that_does_not_leave_is_closed_in_the_end(host: Host) -> None:
     async def test() -> None:
         async with pair(host, server={"call_s": 0.2}) as p:
             reader, writer = await asyncio.open_connection("127.0.0.1", p.port)
-            from cachemgr.cluster.hello import Hello, pack_hello
+            from cachemgr.cluster.bulk.hello import Hello, pack_hello
 
             writer.write(pack_hello(Hello((1, 2), p.tickets.issue(READER), READER)))
             while not p.server._connections:

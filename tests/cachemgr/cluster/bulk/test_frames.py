@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachemgr.cluster.bulk_messages import Ended, PlacedFile, Places, Request, decode, encode
-from cachemgr.cluster.channel import Channel
-from cachemgr.cluster.frames import (
+from cachemgr.cluster.bulk.channel import Channel
+from cachemgr.cluster.bulk.frames import (
     BLOCK,
     FROM_CLIENT,
     FROM_SERVER,
@@ -22,7 +21,7 @@ from cachemgr.cluster.frames import (
     pack_head,
     parse_head,
 )
-from cachemgr.cluster.hello import (
+from cachemgr.cluster.bulk.hello import (
     HELLO_NBYTES,
     WELCOME_NBYTES,
     Hello,
@@ -32,8 +31,9 @@ from cachemgr.cluster.hello import (
     parse_hello,
     parse_welcome,
 )
-from cachemgr.cluster.incoming import IncomingBlock
-from cachemgr.cluster.streams import StreamEnded
+from cachemgr.cluster.bulk.incoming import IncomingBlock
+from cachemgr.cluster.bulk.messages import Ended, PlacedFile, Places, Request, decode, encode
+from cachemgr.cluster.bulk.streams import StreamEnded
 from cachemgr.ring import NodeId
 
 VERSION = (1, bytes(16))

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cachemgr.cluster.bulk_client import BulkClient
-from cachemgr.cluster.bulk_messages import PlacedFile, Places, encode
-from cachemgr.cluster.frames import (
+from cachemgr.cluster.bulk.client import BulkClient
+from cachemgr.cluster.bulk.frames import (
     ABSENT,
     ACK,
     BLOCK,
@@ -26,7 +25,8 @@ from cachemgr.cluster.frames import (
     pack_frame,
     pack_head,
 )
-from cachemgr.cluster.hello import BAD_TICKET, Welcome, pack_welcome
+from cachemgr.cluster.bulk.hello import BAD_TICKET, Welcome, pack_welcome
+from cachemgr.cluster.bulk.messages import PlacedFile, Places, encode
 from cachemgr.ring import NodeId
 from tests.cachemgr.cluster.bulk.hostile import PAYLOAD_AT, block_frame, end_frame, hostile, read_request
 from tests.cachemgr.cluster.bulk.pair import BIG, OWNER, addresses, after, assert_idle, fill, run, whole

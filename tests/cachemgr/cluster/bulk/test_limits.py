@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cachemgr.cluster.bulk_messages import Ended, Request, decode, encode, join_names
-from cachemgr.cluster.frames import (
+from cachemgr.cluster.bulk.frames import (
     ABSENT,
     ACK,
     BLOCK,
@@ -25,10 +24,11 @@ from cachemgr.cluster.frames import (
     pack_head,
     parse_head,
 )
-from cachemgr.cluster.hello import WELCOME_NBYTES, Hello, pack_hello
-from cachemgr.cluster.send_budget import SendBudget
-from cachemgr.cluster.server_connection import REQUESTS
-from cachemgr.cluster.transfer_leases import TransferLeases
+from cachemgr.cluster.bulk.hello import WELCOME_NBYTES, Hello, pack_hello
+from cachemgr.cluster.bulk.messages import Ended, Request, decode, encode, join_names
+from cachemgr.cluster.bulk.send_budget import SendBudget
+from cachemgr.cluster.bulk.server_connection import REQUESTS
+from cachemgr.cluster.bulk.transfer_leases import TransferLeases
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeId
 from tests.cachemgr.cluster.bulk.pair import BIG, Pair, addresses, assert_idle, fill, pair, run, whole

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from cachemgr.cluster.bulk_client import BulkClient
-from cachemgr.cluster.frames import PeerTrouble
+from cachemgr.cluster.bulk.client import BulkClient
+from cachemgr.cluster.bulk.frames import PeerTrouble
 from tests.cachemgr.cluster.bulk.owner_process import OwnerProcess
 from tests.cachemgr.cluster.bulk.pair import (
     BIG,

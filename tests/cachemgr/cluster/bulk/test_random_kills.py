@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from cachemgr.cluster.frames import PeerTrouble
-from cachemgr.cluster.opening import BulkDoor
+from cachemgr.cluster.bulk.frames import PeerTrouble
+from cachemgr.cluster.bulk.opening import BulkDoor
 from cachemgr.contract import BlockHash
 from tests.cachemgr.cluster.bulk.pair import MEDIUM, addresses, assert_idle, fill, pair, run, whole
 from tests.cachemgr.host import Host, chain

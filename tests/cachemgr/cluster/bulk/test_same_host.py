@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from cachemgr.cluster import bulk_client
-from cachemgr.cluster.bulk_messages import PlacedFile
-from cachemgr.cluster.frames import PeerTrouble
-from cachemgr.cluster.incoming import Outcome
-from cachemgr.cluster.same_host import PeerArenas, bring
+from cachemgr.cluster.bulk import client as bulk_client
+from cachemgr.cluster.bulk.frames import PeerTrouble
+from cachemgr.cluster.bulk.incoming import Outcome
+from cachemgr.cluster.bulk.messages import PlacedFile
+from cachemgr.cluster.bulk.same_host import PeerArenas, bring
 from tests.cachemgr.cluster.bulk.pair import BIG, addresses, assert_idle, fill, pair, run, whole
 from tests.cachemgr.host import FORMAT, Host, chain
 from tests.cachemgr.node import open_node

@@ -8,9 +8,19 @@ from contextlib import closing, suppress
 
 import pytest
 
-from cachemgr.cluster import bulk_server
-from cachemgr.cluster.frames import BLOCK, CANCEL, GET, LEASE, PUT, SLICE, PeerTrouble, pack_frame, pack_head
-from cachemgr.cluster.hello import (
+from cachemgr.cluster.bulk import server as bulk_server
+from cachemgr.cluster.bulk.frames import (
+    BLOCK,
+    CANCEL,
+    GET,
+    LEASE,
+    PUT,
+    SLICE,
+    PeerTrouble,
+    pack_frame,
+    pack_head,
+)
+from cachemgr.cluster.bulk.hello import (
     BAD_TICKET,
     WELCOME,
     WELCOME_NBYTES,
@@ -19,8 +29,8 @@ from cachemgr.cluster.hello import (
     pack_hello,
     parse_welcome,
 )
-from cachemgr.cluster.opening import BulkDoor
-from cachemgr.cluster.tickets import TICKET_S, Tickets
+from cachemgr.cluster.bulk.opening import BulkDoor
+from cachemgr.cluster.bulk.tickets import TICKET_S, Tickets
 from cachemgr.ring import NodeId
 from tests.cachemgr.cluster.bulk.pair import READER, Pair, addresses, fill, pair, run, whole
 from tests.cachemgr.host import FORMAT, Clock, Host, chain

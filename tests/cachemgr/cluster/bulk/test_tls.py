@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cachemgr import BlockFormat, SettingsError
-from cachemgr.cluster.frames import PeerTrouble
-from cachemgr.cluster.opening import BulkDoor
-from cachemgr.cluster.tls import client_context, server_context
+from cachemgr.cluster.bulk.frames import PeerTrouble
+from cachemgr.cluster.bulk.opening import BulkDoor
+from cachemgr.cluster.bulk.tls import client_context, server_context
 from tests.cachemgr.cluster.bulk.certificates import Authority
 from tests.cachemgr.cluster.bulk.pair import BIG, HUGE, addresses, fill, pair, run, whole
 from tests.cachemgr.host import FORMAT, Host, chain

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from cachemgr import BlockFormat, CacheSecrets
-from cachemgr.cluster.frames import PeerTrouble
+from cachemgr.cluster.bulk.frames import PeerTrouble
 from tests.cachemgr.cluster.bulk.pair import BIG, HUGE, addresses, after, fill, pair, run, whole
 from tests.cachemgr.host import FORMAT, Host, chain
 from tests.cachemgr.node import open_node

@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from cachemgr.cluster.bulk.frames import PeerTrouble
+from cachemgr.cluster.bulk.opening import BulkDoor
+from cachemgr.cluster.bulk.tickets import Tickets
 from cachemgr.cluster.contract import Fetched
-from cachemgr.cluster.control_client import ControlClient
-from cachemgr.cluster.control_server import ControlServer, Door
-from cachemgr.cluster.frames import PeerTrouble
-from cachemgr.cluster.grpc_service import GrpcChannel, GrpcServer
-from cachemgr.cluster.messages import NodeStatus
-from cachemgr.cluster.opening import BulkDoor
-from cachemgr.cluster.peer import Bulk, ConnectedPeer, OpenDoor
-from cachemgr.cluster.peers import ConnectedPeers
+from cachemgr.cluster.control.client import ControlClient
+from cachemgr.cluster.control.grpc_service import GrpcChannel, GrpcServer
+from cachemgr.cluster.control.messages import NodeStatus
+from cachemgr.cluster.control.peer import Bulk, ConnectedPeer, OpenDoor
+from cachemgr.cluster.control.peers import ConnectedPeers
+from cachemgr.cluster.control.server import ControlServer, Door
 from cachemgr.cluster.rings import RingsInForce
 from cachemgr.cluster.settings import ClusterSettings
-from cachemgr.cluster.tickets import Tickets
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeId, NodeSpec, RingFile, RingState, Version, first_state
 from cachemgr.shard import BlockAddress

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from cachemgr.cluster.breaker import TROUBLES, Breaker
+from cachemgr.cluster.control.breaker import TROUBLES, Breaker
 from cachemgr.ring import NodeId
 from tests.cachemgr.cluster.control.clock import TurnedClock
 

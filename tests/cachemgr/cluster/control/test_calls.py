@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cachemgr.cluster.grpc_service import ask
-from cachemgr.cluster.messages import STATUS, StatusRequest
-from cachemgr.cluster.packed import MAX_NAMES
+from cachemgr.cluster.control.grpc_service import ask
+from cachemgr.cluster.control.messages import STATUS, StatusRequest
+from cachemgr.cluster.control.packed import MAX_NAMES
 from cachemgr.contract import BlockHash
 from tests.cachemgr.cluster.control.nodes import CLUSTER, cluster, run
 from tests.cachemgr.cluster.control.stores import FORMAT, DictStore, chain, lone_blocks

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr.cluster.control_client import ControlClient
-from cachemgr.cluster.control_trouble import ControlTrouble, Trouble
-from cachemgr.cluster.messages import (
+from cachemgr.cluster.control.client import ControlClient
+from cachemgr.cluster.control.messages import (
     DRAIN,
     HELLO,
     DrainReply,
@@ -16,6 +15,7 @@ from cachemgr.cluster.messages import (
     HelloReply,
     encode_message,
 )
+from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.cluster.rings import RingsInForce
 from cachemgr.ring import NodeId, RingFile
 from tests.cachemgr.cluster.control.nodes import CLUSTER, run

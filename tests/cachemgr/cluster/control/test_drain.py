@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from cachemgr.cluster.messages import DRAIN, DrainRequest
+from cachemgr.cluster.control.messages import DRAIN, DrainRequest
 from cachemgr.ring import NodeId
 from tests.cachemgr.cluster.control.nodes import Node, cluster, run
 from tests.cachemgr.cluster.control.stores import FORMAT, chain

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr.cluster.control_trouble import ControlTrouble, Trouble
-from cachemgr.cluster.grpc_service import GrpcChannel, GrpcServer, ask
-from cachemgr.cluster.host_token import host_token
-from cachemgr.cluster.messages import STATUS, StatusRequest
+from cachemgr.cluster.control.grpc_service import GrpcChannel, GrpcServer, ask
+from cachemgr.cluster.control.host_token import host_token
+from cachemgr.cluster.control.messages import STATUS, StatusRequest
+from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.errors import SettingsError
 from tests.cachemgr.cluster.control.certificates import make_certificates

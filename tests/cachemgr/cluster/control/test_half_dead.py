@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cachemgr.cluster.bulk.frames import PeerTrouble
 from cachemgr.cluster.contract import Fetched
-from cachemgr.cluster.frames import PeerTrouble
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeSpec, RingState, add_node
 from tests.cachemgr.cluster.control.half_dead import KINDS, Behave, FreezingProxy, half_dead
@@ -90,7 +90,7 @@ def test_once_the_breaker_is_open_nothing_waits(tmp_path: Path, caplog: pytest.L
             assert a.time() - began < DEADLINE_S
             assert peer.troubles == {"deadline": 3, "not_asked": len(CALLS)}
 
-    caplog.set_level(logging.INFO, "cachemgr.cluster.breaker")
+    caplog.set_level(logging.INFO, "cachemgr.cluster.control.breaker")
     run(test)
     assert [r.getMessage() for r in caplog.records if "breaker" in r.name] == [
         "peer h is down (deadline): not asked for 60 s"

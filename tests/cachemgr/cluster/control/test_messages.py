@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as options
 from hypothesis import strategies as st
 
-from cachemgr.cluster.messages import (
+from cachemgr.cluster.control.messages import (
     HELLO,
     LOOKUP,
     METHODS,
@@ -23,7 +23,7 @@ from cachemgr.cluster.messages import (
     common_wire,
     encode_message,
 )
-from cachemgr.cluster.packed import (
+from cachemgr.cluster.control.packed import (
     ADDRESS_NBYTES,
     CURSOR_NBYTES,
     MAX_NAMES,

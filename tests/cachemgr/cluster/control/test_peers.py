@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cachemgr.cluster.contract import Fetched
-from cachemgr.cluster.latency import FLOOR_S, HALF_LIFE_S, Latency
-from cachemgr.cluster.peers import PROBES
+from cachemgr.cluster.control.latency import FLOOR_S, HALF_LIFE_S, Latency
+from cachemgr.cluster.control.peers import PROBES
 from cachemgr.ring import NodeSpec, RingState, add_node, first_state, set_replicas
 from cachemgr.shard import BlockAddress
 from tests.cachemgr.cluster.control.clock import TurnedClock

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from cachemgr.cluster.grpc_service import ask
-from cachemgr.cluster.messages import RING, Replaces, RingRequest
-from cachemgr.cluster.static_members import StaticMembers
+from cachemgr.cluster.control.grpc_service import ask
+from cachemgr.cluster.control.messages import RING, Replaces, RingRequest
+from cachemgr.cluster.members.static_members import StaticMembers
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeSpec, RingState, add_node, decode_ring, encode_ring, remove_node, set_replicas
 from tests.cachemgr.cluster.control.nodes import CLUSTER, Node, cluster, run

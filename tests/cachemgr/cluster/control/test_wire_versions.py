@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cachemgr.cluster.control_trouble import ControlTrouble, Trouble
-from cachemgr.cluster.grpc_service import GrpcChannel, GrpcServer, ask
-from cachemgr.cluster.messages import (
+from cachemgr.cluster.control.grpc_service import GrpcChannel, GrpcServer, ask
+from cachemgr.cluster.control.messages import (
     HELLO,
     LOOKUP,
     STATUS,
@@ -18,6 +17,7 @@ from cachemgr.cluster.messages import (
     StatusRequest,
     encode_message,
 )
+from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.ring import NodeSpec, add_node, set_replicas
 from tests.cachemgr.cluster.control.nodes import CLUSTER, Node, cluster, run
 from tests.cachemgr.cluster.control.stores import FORMAT, chain

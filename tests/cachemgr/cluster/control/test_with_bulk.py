@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cachemgr.cluster.bulk_client import BulkClient
-from cachemgr.cluster.bulk_server import BulkServer
-from cachemgr.cluster.peer import Bulk, OpenDoor
+from cachemgr.cluster.bulk.client import BulkClient
+from cachemgr.cluster.bulk.server import BulkServer
+from cachemgr.cluster.control.peer import Bulk, OpenDoor
 from cachemgr.ring import NodeId, NodeSpec, RingState, first_state
 from tests.cachemgr.cluster.bulk.pair import addresses, fill, whole
 from tests.cachemgr.cluster.control.nodes import Node, run

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from cachemgr import BlockHash, HostCache, open_cache
 from cachemgr.cluster.background import Pace
 from cachemgr.cluster.contract import Fetched, HostStore, Peer, RingListener
-from cachemgr.cluster.fetcher import Fetcher
-from cachemgr.cluster.giver import Giver
-from cachemgr.cluster.hot_keys import HotHints
-from cachemgr.cluster.read_repair import ReadRepair
+from cachemgr.cluster.fetch.fetcher import Fetcher
+from cachemgr.cluster.fetch.hot_keys import HotHints
+from cachemgr.cluster.fetch.read_repair import ReadRepair
+from cachemgr.cluster.moves.giver import Giver
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import RemoteTiers
 from cachemgr.remote import NoRemoteTiers

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import islice
 from random import Random
 
-from cachemgr.cluster.candidates import Candidates
+from cachemgr.cluster.fetch.candidates import Candidates
 from cachemgr.ring import NodeSpec, add_node, extra_owners, position_of
 from tests.cachemgr.cluster.fetch.nodes import Cluster, cluster
 from tests.cachemgr.host import Clock

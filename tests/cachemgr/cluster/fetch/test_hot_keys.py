@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cachemgr import BlockHash
-from cachemgr.cluster.hot_keys import HotHints, HotKeys
+from cachemgr.cluster.fetch.hot_keys import HotHints, HotKeys
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.ring import NodeId, NodeSpec, Ring, add_node, extra_owners, first_state, position_of
 from tests.cachemgr.cluster.fetch.nodes import RingsDouble

@@ -5,8 +5,8 @@ import time
 
 from cachemgr import BlockHash
 from cachemgr.cluster.background import Pace
-from cachemgr.cluster.giver import Giver
-from cachemgr.cluster.hot_spread import HotSpread
+from cachemgr.cluster.fetch.hot_spread import HotSpread
+from cachemgr.cluster.moves.giver import Giver
 from tests.cachemgr.cluster.fetch.nodes import Cluster, cluster
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cachemgr import BlockHash
 from cachemgr.cluster.contract import HostStore
-from cachemgr.cluster.reads import ClusterTiers
+from cachemgr.cluster.fetch.reads import ClusterTiers
 from tests.cachemgr import host
 from tests.cachemgr.cluster.fetch.nodes import cluster
 from tests.waiting import wait_until

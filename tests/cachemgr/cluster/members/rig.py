@@ -7,10 +7,10 @@ from pathlib import Path
 from random import Random
 
 from cachemgr.cluster.contract import Membership
-from cachemgr.cluster.redis_members import Pace, RedisMembers
-from cachemgr.cluster.redis_ring_store import RedisRingStore
+from cachemgr.cluster.members.redis_members import Pace, RedisMembers
+from cachemgr.cluster.members.redis_ring_store import RedisRingStore
+from cachemgr.cluster.members.static_members import StaticMembers
 from cachemgr.cluster.rings import RingsInForce
-from cachemgr.cluster.static_members import StaticMembers
 from cachemgr.redis_client import RedisAddress, RedisClient
 from cachemgr.ring import NodeId, NodeSpec, RingFile, RingState, Version
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr.cluster.control_trouble import ControlTrouble
+from cachemgr.cluster.control.trouble import ControlTrouble
 from cachemgr.ring import first_state, set_replicas
 from tests.cachemgr.cluster.members.rig import Network, Node, eventually, spec
 from tests.redis_server import RedisServer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr.cluster.redis_members import Pace, with_node
+from cachemgr.cluster.members.redis_members import Pace, with_node
 from cachemgr.ring import NodeSpec, RingError, drain_node, first_state, move_vnode, remove_node, set_replicas
 from tests.cachemgr.cluster.members.rig import LIMIT_S, Network, Node, eventually, spec
 from tests.redis_server import RedisServer

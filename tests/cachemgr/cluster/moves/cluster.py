@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from cachemgr.cluster.background import Background
-from cachemgr.cluster.handover import Handover
-from cachemgr.cluster.mover import Mover
-from cachemgr.cluster.repair import Repair
-from cachemgr.cluster.replicator import Replicator
+from cachemgr.cluster.moves.handover import Handover
+from cachemgr.cluster.moves.mover import Mover
+from cachemgr.cluster.moves.repair import Repair
+from cachemgr.cluster.moves.replicator import Replicator
 from cachemgr.cluster.rings import RingsInForce
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from cachemgr.cluster.breaker import Breaker
 from cachemgr.cluster.contract import Fetched
+from cachemgr.cluster.control.breaker import Breaker
 from cachemgr.contract import BlockHash
 from cachemgr.ring import KeptRings, NodeId, position_of
 from cachemgr.shard import SEGMENT_BLOCKS, BlockAddress, address_of

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachemgr.cluster.arcs import SLICES, TOP, WHOLE, ArcSet, arcs_of, owned_arcs, split_at_vnodes
+from cachemgr.cluster.moves.arcs import SLICES, TOP, WHOLE, ArcSet, arcs_of, owned_arcs, split_at_vnodes
 from cachemgr.ring import Ring, first_state, move_vnode
 from tests.cachemgr.cluster.moves.cluster import spec
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from cachemgr.cluster.balance import BUSY_BYTES_PER_S, Balance
+from cachemgr.cluster.moves.balance import BUSY_BYTES_PER_S, Balance
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeId, NodeSpec, RingState, Version, drain_node, move_vnode, position_of
 from tests.cachemgr.cluster.moves.cluster import Cluster, Node

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachemgr.cluster.replication_lane import TRIES
+from cachemgr.cluster.moves.replication_lane import TRIES
 from cachemgr.ring import NodeSpec, drain_node, position_of
 from tests.cachemgr.cluster.moves.cluster import Cluster, spec
 from tests.cachemgr.cluster.moves.doubles import NBYTES, chain

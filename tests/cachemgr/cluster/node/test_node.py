@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cachemgr import ClusterSettings, SettingsError
-from cachemgr.cluster.grpc_service import ask
-from cachemgr.cluster.messages import STATUS, NodeStatus, StatusRequest
+from cachemgr.cluster.control.grpc_service import ask
+from cachemgr.cluster.control.messages import STATUS, NodeStatus, StatusRequest
 from cachemgr.cluster.node import ClusterNode
 from tests.cachemgr.cluster.node.cluster_rig import Node, nodes, read_within
 from tests.cachemgr.host import chain, fill, write

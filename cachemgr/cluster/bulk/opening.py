@@ -1,0 +1,77 @@
+"""Opens a bulk connection: through the door that the control service named, with its ticket.
+
+Invariant: a ticket crosses a network only inside TLS, unless the settings allow plaintext; the peer's word
+does not count for that. Who answers must be the node that was meant.
+Threads: the IO thread.
+"""
+
+import ssl
+from dataclasses import dataclass
+
+from cachemgr.cluster.bulk.frames import MalformedFrame, PeerTrouble
+from cachemgr.cluster.bulk.hello import (
+    NO_VERSION,
+    REASONS,
+    WELCOME_NBYTES,
+    Hello,
+    pack_hello,
+    parse_welcome,
+)
+from cachemgr.cluster.bulk.streams import Stream, connect, fill, send_all
+from cachemgr.cluster.settings import is_loopback
+from cachemgr.ring import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class BulkDoor:
+    """What a control `Open` call answers: where the bulk channel is, and what opens it, once, within 5 s."""
+
+    host: str
+    port: int
+    ticket: bytes
+    same_host: bool
+    """The peer lets its arenas be read by who can open them."""
+    tls: bool
+
+
+async def open_stream(
+    door: BulkDoor, *, node: NodeId, hello: Hello, tls: ssl.SSLContext | None, plaintext: bool
+) -> tuple[Stream, int]:
+    """A stream that `node` has let us in by, and the wire version spoken on it. PeerTrouble or OSError if
+    not.
+
+    `plaintext`: the settings allow it off loopback. The caller has a deadline.
+    """
+    if not door.tls and not (plaintext or is_loopback(_address(door))):
+        raise PeerTrouble("plaintext", f"{door.host} offers no TLS, and bulk_plaintext is off")
+    if door.tls and tls is None:
+        raise PeerTrouble("plaintext", f"{door.host} wants TLS, and no certificate is set")
+    stream = await connect(door.host, door.port, tls=tls if door.tls else None)
+    try:
+        await send_all(stream, pack_hello(hello))
+        answer = bytearray(WELCOME_NBYTES)
+        await fill(stream, memoryview(answer))
+        return stream, _judge(bytes(answer), node, hello.versions)
+    except BaseException:
+        stream.close()
+        raise
+
+
+def _judge(answer: bytes, node: NodeId, versions: tuple[int, int]) -> int:
+    try:
+        welcome = parse_welcome(answer)
+    except MalformedFrame as error:
+        raise PeerTrouble("malformed", str(error)) from None
+    if welcome.node != node:
+        raise PeerTrouble("refused", f"expected node {node}, found {welcome.node}")
+    if welcome.reason in REASONS:
+        detail = REASONS[welcome.reason]
+        raise PeerTrouble("versions" if welcome.reason == NO_VERSION else "refused", detail)
+    if not versions[0] <= welcome.version <= versions[1]:
+        ours = f"{versions[0]} to {versions[1]}"
+        raise PeerTrouble("versions", f"the peer chose {welcome.version}, we speak {ours}")
+    return welcome.version
+
+
+def _address(door: BulkDoor) -> str:
+    return f"[{door.host}]:{door.port}" if ":" in door.host else f"{door.host}:{door.port}"

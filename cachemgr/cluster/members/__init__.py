@@ -1,0 +1,1 @@
+"""Where nodes learn of each other and of rings: a static list with gossip, or Redis."""
