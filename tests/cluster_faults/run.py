@@ -198,7 +198,7 @@ class FaultRun:
 
     def _one_request(self, node: NodeProcess, random: Random) -> None:
         chains = self.ledger.chains()
-        if len(chains) < self._options.chains and (len(chains) < _FIRST_CHAINS or random.random() < 0.35):
+        if len(chains) < self._due and (len(chains) < _FIRST_CHAINS or random.random() < 0.5):
             blocks = random.randint(1, MAX_BLOCKS)
             chain = ChainId(random.randrange(len(FORMATS)), next(self._seeds), blocks)
             self.ledger.begun(chain, node.number)
@@ -211,6 +211,12 @@ class FaultRun:
             recent = random.random() < 0.7
             chain = random.choice((read[-10:] if recent else read) or chains)
         self.ledger.read(node.read(chain, deadline_s=READ_DEADLINE_S))
+
+    @property
+    def _due(self) -> float:
+        """How many chains there should be by now: all of them at the end, so that writing never stops."""
+        share = min(1.0, self._elapsed / self._options.seconds)
+        return _FIRST_CHAINS + share * (self._options.chains - _FIRST_CHAINS)
 
     @property
     def _elapsed(self) -> float:
