@@ -41,6 +41,7 @@ class NodeServer:
         self._log = plan.home / LOG
         self._log_start = 0
         self._process: ServerProcess | None = None
+        self._ending: list[int] = []
 
     @property
     def grpc_url(self) -> str:
@@ -98,6 +99,7 @@ class NodeServer:
     def ask_to_stop(self) -> None:
         """Begin an orderly end."""
         if self._process is not None:
+            self._ending = self.processes()
             self._process.ask_to_stop()
 
     def stop(self) -> None:
@@ -106,6 +108,7 @@ class NodeServer:
         if process is None:
             return
         if process.wait(_STOP_LIMIT_S):
+            wait_until_gone(self._ending)  # what was killed may outlive its supervisor for a moment
             self._remove_leftovers()
         else:
             self.kill()
