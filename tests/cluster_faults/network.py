@@ -70,7 +70,9 @@ class Network:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
-        self._changed = self._call(_new_condition())
+        self._changed = asyncio.Event()
+        """Set, and replaced by another one, with every change of the rules."""
+        self._handlers: set[asyncio.Task[None]] = set()
         self.strangers = 0
         """Connections of processes that are no node (any more)."""
 
@@ -114,15 +116,16 @@ class Network:
         for link in list(self._links):
             if self.between(link).way is Way.CUT:
                 link.reset()
-        async with self._changed:
-            self._changed.notify_all()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _close(self) -> None:
         for fronts in self._fronts.values():
             for server in fronts.values():
                 server.close()
-        tasks = [task for link in list(self._links) for task in link.reset()]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for link in list(self._links):
+            link.reset()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
 
     def between(self, link: "_Link") -> Rule:
         """The rule for a connection, now."""
@@ -131,6 +134,10 @@ class Network:
     async def _accept(
         self, target: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        handler = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
+        handler.add_done_callback(self._handlers.discard)
         peer, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
         source = node_behind(peer, here, self._pids())
         if source is None:
@@ -173,8 +180,8 @@ class Network:
             link.reset()
 
     async def _wait(self, link: "_Link", nbytes: int) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.between(link).way is not Way.STALL)
+        while self.between(link).way is Way.STALL:
+            await self._changed.wait()
         rule = self.between(link)
         if rule.way is Way.SLOW:
             await asyncio.sleep(rule.delay_s + nbytes / rule.bytes_per_s)
@@ -189,19 +196,14 @@ class _Link:
         self.writers = [writer]
         self.tasks: list[asyncio.Task[None]] = []
 
-    def reset(self) -> list[asyncio.Task[None]]:
-        """End it with a reset on both sides; its tasks, which end soon."""
+    def reset(self) -> None:
+        """End it with a reset on both sides."""
         for writer in self.writers:
             if not writer.transport.is_closing():
                 _reset_on_close(writer)
                 writer.transport.abort()
         for task in self.tasks:
             task.cancel()
-        return self.tasks
-
-
-async def _new_condition() -> asyncio.Condition:
-    return asyncio.Condition()
 
 
 def _reset_on_close(writer: asyncio.StreamWriter) -> None:
