@@ -139,7 +139,8 @@ class Network:
         self._handlers.add(handler)
         handler.add_done_callback(self._handlers.discard)
         peer, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
-        source = node_behind(peer, here, self._pids())
+        # the kernel takes many milliseconds to list its sockets: other connections go on meanwhile
+        source = await asyncio.to_thread(node_behind, peer, here, self._pids())
         if source is None:
             self.strangers += 1
         link = _Link(source or 0, target, writer)
