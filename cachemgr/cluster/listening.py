@@ -84,12 +84,16 @@ class Listening:
         self._joining: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Listen. SettingsError or OSError if the address cannot be had; `close` is due in any case."""
+        """Listen. SettingsError or OSError if the address cannot be had: nothing is left then."""
         listen = self._out.settings.listen
         host, _ = split_address(listen, field="listen")
-        port = await self._bulk.start(host)
-        self._door = Door(port, tls=self._bulk.tls)
-        await self._server.start(listen)
+        try:
+            port = await self._bulk.start(host)
+            self._door = Door(port, tls=self._bulk.tls)
+            await self._server.start(listen)
+        except BaseException:
+            await self._stop(grace_s=0.0)
+            raise
         self._joining = asyncio.create_task(self._join(), name="join")
         self._joining.add_done_callback(_tell_failure)
 
@@ -136,7 +140,10 @@ class Listening:
         await self._bulk.drain()
         for part in (self._balance, self._repair, self._handover, self.mover, self.membership):
             await part.close()
-        await self._server.close(_GRACE_S)
+        await self._stop(grace_s=_GRACE_S)
+
+    async def _stop(self, *, grace_s: float) -> None:
+        await self._server.close(grace_s)
         await self._bulk.close()
         self._control.close()
 

@@ -122,7 +122,6 @@ class ClusterNode:
             self._say(f"node {out.rings.node} does not listen: {error}")
         finally:
             if self._listening is None:  # also if we are closed at this moment
-                await listening.close()
                 self._lock.release()
 
     async def _take_in(self, store: HostStore, door: ClusterTiers) -> None:
