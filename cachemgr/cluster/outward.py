@@ -57,7 +57,8 @@ class Outward:
             previous_s=settings.previous_s,
             given=first_state(settings.members, replicas=settings.replicas) if settings.members else None,
         )
-        self.rings.listen(_warn_of_crowding)
+        self._crowded = ""
+        self.rings.listen(self._warn_of_crowding)
         self.peers = ConnectedPeers(rings=self.rings, make=self._peer, settings=settings, clock=self.clock)
         self.peers.start()
         self._hints = HotHints(settings=settings, clock=self.clock)
@@ -107,6 +108,13 @@ class Outward:
         await self.replicator.close()
         await self.peers.close()
 
+    def _warn_of_crowding(self, ring: Ring, previous: Ring | None) -> None:
+        """Say it when it begins, not with every vnode that moves."""
+        line = crowded_domain(ring.state)
+        if line and not self._crowded:
+            log.warning("ring %d: %s", ring.state.epoch, line)
+        self._crowded = line
+
     def _peer(self, node: NodeId, address: str) -> ConnectedPeer:
         control = ControlClient(
             node,
@@ -136,11 +144,6 @@ class Outward:
             settings=self.settings,
             tls=self._tls,
         )
-
-
-def _warn_of_crowding(ring: Ring, previous: Ring | None) -> None:
-    if line := crowded_domain(ring.state):
-        log.warning("ring %d: %s", ring.state.epoch, line)
 
 
 def _client_tls(settings: ClusterSettings) -> ssl.SSLContext | None:

@@ -28,7 +28,7 @@ from scripts.bench.subject import Subject
 CLUSTER = "bench"
 _HOST_BYTES = 1 << 30
 _TOKENS = 1024
-_PROMPTS = 7
+_PROMPTS, _WARMUPS = 7, 3  # after which the connections to all owners are there
 _COPIED_S = 60.0
 _CONTEND_S = 15.0
 
@@ -114,7 +114,7 @@ def _layout(subject: Subject) -> BlockFormat:
 def _other_node(subject: Subject) -> Iterator[Reading]:
     """The same prompts in two clusters: one where one node owns all of them, one where three share them."""
     layout = _layout(subject)
-    prompts = [subject.prompt(_TOKENS) for _ in range(_PROMPTS + 1)]
+    prompts = [subject.prompt(_TOKENS) for _ in range(_PROMPTS + _WARMUPS)]
     with ExitStack() as opened:
         asked = []
         for owners in (["one"], ["one", "two", "three"]):
@@ -129,6 +129,7 @@ def _other_node(subject: Subject) -> Iterator[Reading]:
             lambda: ttft(asked[1], next(three), cached=True),
             lambda: ttft(asked[0], next(one), cached=True),
             rounds=_PROMPTS,
+            warmups=_WARMUPS,
         )
     of_three, of_one = paired.medians
     compute = statistics.median(computed)
