@@ -79,8 +79,9 @@ class ClusterNode:
             self._io.call(self._close, limit_s=_CLOSE_S)
         except TimeoutError as error:
             log.error("the cluster node did not leave in time: %s", error)
-        self._lock.release()
-        self._io.close()
+        finally:
+            self._lock.release()
+            self._io.close()
 
     # Below: on the IO thread.
 

@@ -72,6 +72,7 @@ _CODES = {
     Trouble.CLUSTER: grpc.StatusCode.FAILED_PRECONDITION,
     Trouble.WIRE: grpc.StatusCode.FAILED_PRECONDITION,
     Trouble.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Trouble.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _TROUBLES = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Trouble.DEADLINE,

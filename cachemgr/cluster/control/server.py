@@ -185,6 +185,11 @@ class ControlServer:
             reply.ring = self._rings.encoded
         return reply
 
+    def _require_ring(self) -> None:
+        """What works by the ring waits for the first one: the bulk channel, and changes."""
+        if not self._rings.known:
+            raise ControlTrouble(Trouble.BUSY, "this node is looking for the ring: ask again in a moment")
+
     def _count(self, what: str) -> None:
         self.calls[what] = self.calls.get(what, 0) + 1
 
@@ -214,6 +219,7 @@ class ControlServer:
     async def _open(self, request: OpenRequest) -> OpenReply:
         if not request.node:
             raise ControlTrouble(Trouble.INVALID, "node: must be set, as a ticket is for one node")
+        self._require_ring()
         door = self._door()
         ticket = self._tickets.issue(NodeId(request.node))
         return OpenReply(host=door.host, port=door.port, ticket=ticket, tls=door.tls)
@@ -222,6 +228,7 @@ class ControlServer:
         accepted = False
         shown = request.version
         if request.state and request.replaces is not None:
+            self._require_ring()
             state = decode_ring(request.state)
             shown = state.version
             replaces = Version(Epoch(request.replaces.epoch), request.replaces.digest)

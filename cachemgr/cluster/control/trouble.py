@@ -3,7 +3,7 @@
 Of the other side:
     DEADLINE   no answer in time            REFUSED   nobody listens there
     LOST       the connection broke         GARBAGE   what answers does not speak our protocol
-    BUSY       too many calls at once       FAILED    its handler failed
+    BUSY       too many calls, no ring      FAILED    its handler failed
     CLUSTER    a node of another cluster    WIRE      a wire version it does not speak
     IDENTITY   another node than expected   INVALID   it refuses what we sent
     UNKNOWN    a method it does not have    CLOSED    we are closing

@@ -131,6 +131,8 @@ class Mover:
     @property
     def settled(self) -> bool:
         """True if every store has seen all that the ring in force gives this node."""
+        if self._settled is None:  # perhaps before there is a ring
+            return False
         return self._settled == self._rings.ring.version and set(self._stores()) <= self._seen.keys()
 
     def counters(self) -> dict[str, float]:

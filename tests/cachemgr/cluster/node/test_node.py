@@ -1,18 +1,22 @@
 """Whole nodes: what one committed, the others restore; also when it is gone, or replaced."""
 
 import logging
+import socket
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from cachemgr import ClusterSettings, SettingsError
+from cachemgr import CacheSettings, ClusterSettings, SettingsError
 from cachemgr.cluster.control.grpc_service import ask
-from cachemgr.cluster.control.messages import STATUS, NodeStatus, StatusRequest
+from cachemgr.cluster.control.messages import OPEN, STATUS, NodeStatus, OpenRequest, StatusRequest
+from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.cluster.node import ClusterNode
+from cachemgr.cluster.node_lock import NodeLock
 from tests.cachemgr.cluster.node.cluster_rig import Node, nodes, read_within
 from tests.cachemgr.host import chain, fill, write
+from tests.free_ports import free_ports
 from tests.waiting import wait_until
 
 PROMPT = 40
@@ -121,6 +125,33 @@ def test_status_tells_what_a_node_holds(tmp_path: Path, shared_memory: Path) -> 
         wait_until(lambda: status(b).blocks == 5)
         assert status(a).formats[0].blocks == 5
         assert [member.node for member in status(a).members] == ["n2"]
+
+
+def test_a_node_that_looks_for_its_ring_counts_answers_and_leaves(
+    tmp_path: Path, shared_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    [port] = free_ports(1)
+    before = set(threading.enumerate())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings = ClusterSettings(
+            listen=f"127.0.0.1:{port}",
+            redis=f"redis://127.0.0.1:{silent.getsockname()[1]}",
+            state_dir=str(tmp_path / "n1"),
+        )
+        cache = CacheSettings(cluster="test", node="n1", host_bytes=0, directory=str(shared_memory))
+        node = ClusterNode(cache, settings)
+        try:
+            wait_until(lambda: "cluster_move_settled" in node.counters(), limit_s=3)
+            assert node.counters()["cluster_epoch"] == 0
+            asked = OpenRequest(cluster="test", node="n2")
+            with pytest.raises(ControlTrouble, match="looking for the ring") as refused:
+                ask(settings.listen, OPEN, asked, timeout_s=10)
+            assert refused.value.kind is Trouble.BUSY
+        finally:
+            node.close()
+    assert NodeLock(tmp_path / "n1").take(), "the lock was kept"
+    assert not [one.name for one in set(threading.enumerate()) - before if one.name.startswith("cache")]
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def status(node: Node) -> NodeStatus:
