@@ -19,7 +19,7 @@
     joining         whether this process is one of a cluster, and the null object where it is not
     host_store      the host tier as other nodes see it: single blocks held, received, listed, dropped
     ring            which node owns which segment;  `cluster` nodes that share their caches
-    redis_client    alone speaks to Redis, for the cluster's membership
+    redis_client    alone speaks to Redis, for the cluster's membership;  `redis_address` where that is
     remote, no_pins the null objects where no tier beyond this process, and no GPU, is configured
     secrets, keys   what names and tags are keyed with, and how keys are derived
     settings        bounds and names of a node;  `errors` the refusals;  `counts` what the metrics show

@@ -8,23 +8,22 @@ Threads: that of the asyncio loop that uses it.
 """
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any
 
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from cachemgr.errors import CacheError, SettingsError
+from cachemgr.errors import CacheError
+from cachemgr.redis_address import RedisAddress
 
 Command = Sequence[str | bytes | int]
 """A command's name and its arguments."""
 
-_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _RESP2 = 2  # RESP3 would begin with HELLO, which few ACLs allow
 _SHOWN = 200
 
@@ -35,49 +34,6 @@ class RedisTrouble(CacheError):
     def __init__(self, text: str, *, refused: bool = False) -> None:
         super().__init__(text)
         self.refused = refused
-
-
-@dataclass(frozen=True, slots=True)
-class RedisAddress:
-    """Where Redis is and as whom to speak to it. Its text and repr carry no password."""
-
-    host: str
-    port: int = 6379
-    database: int = 0
-    username: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
-    tls: bool = False
-    tls_files: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, url: str, *, where: str = "redis") -> Self:
-        """Of `redis[s]://[user[:password]@]host[:port][/database]`; SettingsError names `where`.
-
-        rediss:// checks the server's certificate and name, against the system's authorities or those of
-        `?ssl_ca_certs=FILE`; `ssl_certfile` and `ssl_keyfile` are our own.
-        """
-        try:
-            parts = urlsplit(url)
-            port, host = parts.port or 6379, parts.hostname or ""
-        except ValueError:
-            raise SettingsError(where, "must have a port up to 65535", _without_secrets(url)) from None
-        database = parts.path.strip("/") or "0"
-        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        if parts.scheme not in ("redis", "rediss") or not host or parts.fragment:
-            problem = "must be redis://host:port or rediss://host:port (in a password, # is %23, / is %2F)"
-        elif not database.isdecimal() or len(database) > 4:
-            problem = "must end in nothing or the number of a database"
-        elif set(options) - set(_TLS_FILES) or (options and parts.scheme != "rediss"):
-            problem = f"takes no options but, for rediss://, {', '.join(_TLS_FILES)}"
-        else:
-            return cls(
-                host, port, int(database), unquote(parts.username or ""), unquote(parts.password or ""),
-                parts.scheme == "rediss", options,
-            )  # fmt: skip
-        raise SettingsError(where, problem, _without_secrets(url))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class RedisClient:
@@ -125,8 +81,9 @@ class RedisClient:
         return answer
 
     async def close(self) -> None:
-        """Close all connections. Idempotent."""
-        await self._redis.aclose()
+        """Close all connections, whatever is left to say on them. Idempotent."""
+        with contextlib.suppress(exceptions.RedisError, OSError):
+            await self._redis.aclose()
 
     def __repr__(self) -> str:
         return f"RedisClient({self.address})"
@@ -160,11 +117,3 @@ class RedisClient:
     def _safe(self, error: Exception) -> str:
         text = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
         return text.replace(self.address.password, "…") if self.address.password else text
-
-
-def _without_secrets(url: str) -> str:
-    """The part of an address that may be shown: no user, no password, no options."""
-    scheme, found, rest = url.partition("://")
-    if not found or "@" not in rest:
-        return url.split("?")[0]
-    return f"{scheme}://…@{rest.rpartition('@')[2].split('?')[0]}"

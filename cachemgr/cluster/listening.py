@@ -30,7 +30,8 @@ from cachemgr.cluster.moves.repair import Repair
 from cachemgr.cluster.outward import Outward
 from cachemgr.cluster.settings import ClusterSettings, split_address
 from cachemgr.contract import BlockHash
-from cachemgr.ring import NodeSpec, RingState, Version
+from cachemgr.redis_address import RedisAddress
+from cachemgr.ring import RingState, Version
 
 log = logging.getLogger(__name__)
 
@@ -182,21 +183,16 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 
 
 def _membership(outward: Outward) -> Membership:
-    settings = outward.settings
-    me = NodeSpec(
-        id=outward.rings.node, address=settings.address, domain=settings.domain, weight=settings.weight
-    )
+    settings, me = outward.settings, outward.me
     if not settings.redis:
         return StaticMembers(
             me, settings.members, replicas=settings.replicas, call_s=settings.call_s, random=Random()
         )
     from cachemgr.cluster.members.redis_members import RedisMembers  # late: others need no Redis
     from cachemgr.cluster.members.redis_ring_store import RedisRingStore
-    from cachemgr.redis_client import RedisAddress, RedisClient
+    from cachemgr.redis_client import RedisClient
 
-    client = RedisClient(
-        RedisAddress.parse(settings.redis, where="cluster.redis"), timeout_s=settings.call_s
-    )
+    client = RedisClient(RedisAddress.parse(settings.redis), timeout_s=settings.call_s)
     store = RedisRingStore(client, cluster=outward.cluster, alive_s=_ALIVE_BEATS * _BEAT_S)
     return RedisMembers(me, store, replicas=settings.replicas, random=Random())
 

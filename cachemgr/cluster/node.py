@@ -114,8 +114,8 @@ class ClusterNode:
         except OSError as error:
             self._say(f"node {out.rings.node} does not listen: {error}")
             return
-        listening = Listening(out, spawn=self._io.spawn)
         try:
+            listening = Listening(out, spawn=self._io.spawn)
             await listening.open()
             self._listening = listening
             log.info("node %s of %s listens on %s", out.rings.node, out.cluster, out.settings.listen)

@@ -27,7 +27,7 @@ from cachemgr.cluster.node_lock import NodeLock, NodeRingFile
 from cachemgr.cluster.rings import RingsInForce
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.errors import SettingsError
-from cachemgr.ring import NodeId, Ring, crowded_domain, first_state
+from cachemgr.ring import NodeId, NodeSpec, Ring, crowded_domain, first_state
 from cachemgr.settings import CacheSettings
 
 log = logging.getLogger(__name__)
@@ -44,12 +44,13 @@ class Outward:
         lock: NodeLock,
         copies: CopiesObserver | None = None,
     ) -> None:
-        """SettingsError for files that cannot be read."""
+        """SettingsError for files that cannot be read, RingError for what cannot be on a ring."""
         self.cluster = cache.cluster
         self.settings = settings
         self.host = host_token(Path(cache.directory))
         self.clock = time.monotonic
         self._tls = _client_tls(settings)
+        self.me = NodeSpec(cache.node, settings.address, settings.domain, settings.weight)
         self.stores: dict[bytes, HostStore] = {}
         self.rings = RingsInForce(
             NodeId(cache.node),

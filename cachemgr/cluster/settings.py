@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from cachemgr.errors import SettingsError
+from cachemgr.redis_address import RedisAddress, without_secrets
 from cachemgr.ring import NodeSpec
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
@@ -57,8 +58,6 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Committed blocks that may wait for replication; more are dropped and counted."""
     hot_reads_per_s: _Seconds = 5000.0
     hot_window_s: _Seconds = 5.0
-    local_copies: bool = True
-    """Keep fetched blocks in the reader's host tier and read them there; off only to measure."""
     balance: bool = False
     """Move a vnode away that takes more than 80 % of its node's bandwidth for 30 s."""
 
@@ -67,6 +66,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, field)
             if value:
                 split_address(value, field=field)
+        if self.redis:
+            RedisAddress.parse(self.redis)
         if self.redis and self.members:
             problem = "must be empty when redis is set: the ring is kept there"
             raise SettingsError("members", problem, len(self.members))
@@ -81,6 +82,11 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.listen and not all(tls) and not is_loopback(self.listen):
             problem = "must be a loopback address unless tls_cert, tls_key and tls_ca are set"
             raise SettingsError("listen", problem, self.listen)
+
+    def __repr__(self) -> str:
+        """Without the password that `redis` may have."""
+        shown = msgspec.structs.asdict(self) | {"redis": without_secrets(self.redis)}
+        return f"ClusterSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def enabled(self) -> bool:

@@ -91,7 +91,7 @@ async def _served(folder: Path, secrets: CacheSecrets, *, threshold: float) -> _
     """Read for a while, then count for a while."""
     folder.mkdir()
     settings = ClusterSettings(
-        replicas=0, local_copies=False, same_host=False, lookup_s=PATIENT_S, call_s=PATIENT_S,
+        replicas=0, same_host=False, lookup_s=PATIENT_S, call_s=PATIENT_S,
         hot_reads_per_s=threshold, hot_window_s=_WINDOW_S,
     )  # fmt: skip
     async with AsyncExitStack() as stack:

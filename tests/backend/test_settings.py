@@ -173,6 +173,8 @@ def test_a_node_is_alone_by_default(tmp_path: Path) -> None:
         ('listen = "127.0.0.1:70000"', "listen: must be host:port with a port up to 65535"),
         ('listen = "10.0.0.1:7400"\nredis = "redis://127.0.0.1"', "listen: must be a loopback address"),
         ('listen = "127.0.0.1:7400"', "members: must list the nodes of the cluster"),
+        ('listen = "127.0.0.1:7400"\nredis = "http://me:secret@h"', "redis: must be redis://host:port"),
+        ('listen = "127.0.0.1:7400"\nredis = "redis://me:secret@h:x"', "redis: must have a port"),
         ('tls_cert = "a.pem"', "tls_cert, tls_key, tls_ca: must be set all together"),
         ("replicas = 4", "cluster.replicas: expected `int` <= 3, found 4"),
         ("colour = 1", "cluster.colour: unknown key"),
@@ -184,3 +186,12 @@ def test_cluster_section_refused(tmp_path: Path, text: str, problem: str) -> Non
     with pytest.raises(ConfigError) as refused:
         read_node_settings(file)
     assert problem.replace("`", "") in str(refused.value).replace("`", "")
+    assert "secret" not in str(refused.value)
+
+
+def test_settings_are_shown_without_the_password_of_redis(tmp_path: Path) -> None:
+    file = tmp_path / "tensorcache.toml"
+    file.write_text('[cluster]\nlisten = "127.0.0.1:7400"\nredis = "redis://me:secret@host:7000/1"\n')
+    shown = repr(read_node_settings(file))
+    assert "redis='redis://…@host:7000/1'" in shown
+    assert "secret" not in shown.replace("secrets_dir", "").replace(str(tmp_path / "secrets"), "")

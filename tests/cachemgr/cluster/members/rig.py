@@ -11,7 +11,8 @@ from cachemgr.cluster.members.redis_members import Pace, RedisMembers
 from cachemgr.cluster.members.redis_ring_store import RedisRingStore
 from cachemgr.cluster.members.static_members import StaticMembers
 from cachemgr.cluster.rings import RingsInForce
-from cachemgr.redis_client import RedisAddress, RedisClient
+from cachemgr.redis_address import RedisAddress
+from cachemgr.redis_client import RedisClient
 from cachemgr.ring import NodeId, NodeSpec, RingFile, RingState, Version
 
 LIMIT_S = 20.0

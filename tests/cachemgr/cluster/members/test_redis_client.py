@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cachemgr.errors import SettingsError
-from cachemgr.redis_client import RedisAddress, RedisClient, RedisTrouble
+from cachemgr.redis_address import RedisAddress
+from cachemgr.redis_client import RedisClient, RedisTrouble
 from tests.cachemgr.cluster.control.certificates import make_certificates
 from tests.free_ports import free_ports
 from tests.redis_server import RedisServer
@@ -34,6 +35,8 @@ def test_parse() -> None:
         ("redis://h?password=secret", "takes no options"),
         ("redis://h?ssl_ca_certs=x", "takes no options"),
         ("secret", "must be redis://"),
+        (":secret@h:6379", "must be redis://"),
+        ("redis:secret@h", "must be redis://"),
     ],
 )
 def test_what_is_no_address_is_refused_without_its_password(url: str, problem: str) -> None:

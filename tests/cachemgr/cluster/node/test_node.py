@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr import CacheSettings, ClusterSettings, SettingsError
+from cachemgr import CacheError, CacheSettings, ClusterSettings, SettingsError
 from cachemgr.cluster.control.grpc_service import ask
 from cachemgr.cluster.control.messages import OPEN, STATUS, NodeStatus, OpenRequest, StatusRequest
 from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
@@ -116,6 +116,22 @@ def test_certificates_that_are_not_there_are_refused(tmp_path: Path, shared_memo
         )  # fmt: skip
         with pytest.raises(SettingsError, match=r"tls_cert, tls_key, tls_ca: must be PEM files"):
             ClusterNode(a.cache_settings, settings)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"domain": "Rack 1"}, {"listen": "127.0.0.1:0"}, {"advertise": "127.0.0.1:0"}]
+)
+def test_what_cannot_be_on_a_ring_is_refused_by_every_process_of_a_node(
+    tmp_path: Path, shared_memory: Path, wrong: dict[str, str]
+) -> None:
+    settings = ClusterSettings(**{"listen": "127.0.0.1:7400", "redis": "redis://127.0.0.1:1", **wrong},
+        state_dir=str(tmp_path / "n1"))
+    cache = CacheSettings(cluster="test", node="n1", host_bytes=0, directory=str(shared_memory))
+    listens = NodeLock(tmp_path / "n1")
+    assert listens.take()
+    with pytest.raises(CacheError, match=r"^(domain|address): must be"):
+        ClusterNode(cache, settings)
+    listens.release()
 
 
 def test_status_tells_what_a_node_holds(tmp_path: Path, shared_memory: Path) -> None:
