@@ -2,7 +2,8 @@
 
 Every process of a node reads from and gives to other nodes (`outward`). One of them is the node: it holds the
 node's lock, and listens (`listening`). The others look once a second whether the lock fell free: that is how
-the process that replaces another in a reload, or comes back after a kill, takes over.
+the process that replaces another in a reload, or comes back after a kill, takes over. Until then they follow
+the rings that it keeps on disk.
 
 Invariants
 - Trouble with sockets, peers or membership is never an exception here once the node is open.
@@ -47,7 +48,9 @@ class ClusterNode:
         self._lock = NodeLock(Path(settings.state_dir))
         self._listening: Listening | None = None
         self._figures: dict[str, float] = {}
-        self._doors: list[ClusterTiers] = []
+        self._doors: dict[HostStore, ClusterTiers] = {}
+        self._past: dict[str, float] = {}
+        """Totals of doors that are closed."""
         self._said: set[str] = set()
         self._closed = False
         self._io = IoThread("cache-io")
@@ -101,6 +104,7 @@ class ClusterNode:
 
     async def _look(self) -> float:
         if self._listening is None:
+            self._out.follow_the_node()
             await self._listen()
         return _LOOK_S
 
@@ -127,7 +131,7 @@ class ClusterNode:
 
     async def _take_in(self, store: HostStore, door: ClusterTiers) -> None:
         self._out.stores[store.format_id] = store
-        self._doors.append(door)
+        self._doors[store] = door
 
     async def _fetch(self, store: HostStore, hashes: Sequence[BlockHash], *, deadline: float) -> None:
         if self._out.rings.known:
@@ -143,13 +147,17 @@ class ClusterNode:
         if self._listening is not None:
             await self._listening.forget(store)
         await self._out.forget(store)
+        door = self._doors.pop(store, None)
+        for name, value in door.counters().items() if door is not None else ():
+            if name.endswith("_total"):
+                self._past[name] = self._past.get(name, 0.0) + value
 
     async def _note_figures(self) -> float:
         figures = self._out.counters()
         if self._listening is not None:
             figures |= self._listening.counters()
-        for door in self._doors:
-            for name, value in door.counters().items():
+        for counted in (self._past, *(door.counters() for door in self._doors.values())):
+            for name, value in counted.items():
                 figures[name] = figures.get(name, 0.0) + value
         self._figures = figures
         return _FIGURES_S

@@ -61,7 +61,18 @@ class NodeRingFile(RingFile):
 
     def __init__(self, path: Path, lock: NodeLock) -> None:
         super().__init__(path)
+        self._file = path
         self._lock = lock
+        self._seen: tuple[int, int] | None = None
+
+    def changed(self) -> bool:
+        """True if there is one, and not that of the last time this was asked."""
+        try:
+            info = self._file.stat()
+        except OSError:
+            return False
+        before, self._seen = self._seen, (info.st_ino, info.st_mtime_ns)
+        return self._seen != before
 
     def save(self, rings: KeptRings) -> None:
         """See RingFile; nothing if another process is the node."""

@@ -52,9 +52,10 @@ class Outward:
         self._tls = _client_tls(settings)
         self.me = NodeSpec(cache.node, settings.address, settings.domain, settings.weight)
         self.stores: dict[bytes, HostStore] = {}
+        self._ring_file = NodeRingFile(Path(settings.state_dir) / "ring.json", lock)
         self.rings = RingsInForce(
             NodeId(cache.node),
-            file=NodeRingFile(Path(settings.state_dir) / "ring.json", lock),
+            file=self._ring_file,
             previous_s=settings.previous_s,
             given=first_state(settings.members, replicas=settings.replicas) if settings.members else None,
         )
@@ -81,6 +82,11 @@ class Outward:
         """Gives blocks to peers at the pace of the settings, counted for one purpose."""
         pace = Pace(self.settings.copy_bytes_per_s, clock=self.clock)
         return Giver(pace, call_s=self.settings.call_s, clock=self.clock)
+
+    def follow_the_node(self) -> None:
+        """Know the rings that the process knows which is the node: nobody tells them to this one."""
+        if self._ring_file.changed():
+            self.rings.reread()
 
     def all_stores(self) -> list[HostStore]:
         """The stores that are open now."""

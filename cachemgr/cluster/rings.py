@@ -157,6 +157,15 @@ class RingsInForce:
             self._forget_old()
             self._save()
 
+    def reread(self) -> None:
+        """Another process of this node writes the file: take what it knows and we do not."""
+        kept = self._file.load()
+        if kept is None:
+            return
+        self.install(kept.current)
+        if kept.pulled:
+            self.mark_pulled(kept.current.version)
+
     def listen(self, listener: RingListener) -> None:
         """Call `listener` after every installation."""
         self._listeners.append(listener)

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from redis import exceptions
 
 from cachemgr.errors import SettingsError
 from cachemgr.redis_address import RedisAddress
@@ -155,3 +156,18 @@ def test_tls_checks_the_server_and_shows_our_certificate(tmp_path: Path) -> None
             asyncio.run(ask(ours.tls_ca, host="localhost"))
         with pytest.raises(RedisTrouble):
             asyncio.run(ask(ours.tls_ca, certificate=False))
+
+
+def test_closing_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        client = RedisClient(RedisAddress.parse("redis://127.0.0.1:1"), timeout_s=0.3)
+
+        async def gone() -> None:
+            raise exceptions.TimeoutError("Timed out closing connection")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client._redis, "aclose", gone)
+            await client.close()
+        await client.close()
+
+    asyncio.run(run())

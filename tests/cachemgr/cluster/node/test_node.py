@@ -1,21 +1,24 @@
 """Whole nodes: what one committed, the others restore; also when it is gone, or replaced."""
 
+import gc
 import logging
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 
-from cachemgr import CacheError, CacheSettings, ClusterSettings, SettingsError
+from cachemgr import CacheError, CacheSettings, ClusterSettings, SettingsError, open_cache
 from cachemgr.cluster.control.grpc_service import ask
 from cachemgr.cluster.control.messages import OPEN, STATUS, NodeStatus, OpenRequest, StatusRequest
 from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.cluster.node import ClusterNode
 from cachemgr.cluster.node_lock import NodeLock
+from cachemgr.ring import KeptRings, NodeId, NodeSpec, ReplacedRing, RingFile, add_node, first_state
 from tests.cachemgr.cluster.node.cluster_rig import Node, nodes, read_within
-from tests.cachemgr.host import chain, fill, write
+from tests.cachemgr.host import FORMAT, SECRETS, chain, fill, write
 from tests.free_ports import free_ports
 from tests.waiting import wait_until
 
@@ -81,6 +84,48 @@ def test_only_one_process_of_a_node_listens_and_the_next_takes_over(
             assert status(a).node == "n1"
         finally:
             second.close()
+
+
+def test_another_process_of_a_node_follows_the_rings_on_disk(tmp_path: Path, shared_memory: Path) -> None:
+    cache = CacheSettings(cluster="test", node="n1", host_bytes=0, directory=str(shared_memory))
+    settings = ClusterSettings(
+        listen="127.0.0.1:7400", redis="redis://127.0.0.1:1", state_dir=str(tmp_path / "n1")
+    )
+    listens = NodeLock(tmp_path / "n1")
+    assert listens.take()
+    file = RingFile(tmp_path / "n1" / "ring.json")
+    alone = first_state([NodeSpec("n1", "127.0.0.1:7400")], replicas=1)
+    both = add_node(alone, NodeSpec("n2", "127.0.0.1:7401"))
+    process = ClusterNode(cache, settings)
+    try:
+        assert not process._out.rings.known
+        file.save(KeptRings(alone, (), time.time(), True))
+        wait_until(lambda: process._out.rings.known)
+        file.save(KeptRings(both, (ReplacedRing(alone, time.time()),), time.time(), False))
+        wait_until(lambda: process._out.rings.version == both.version)
+        assert process._out.peers.peer(NodeId("n2")) is not None
+        assert not process._out.rings.pulled
+        file.save(KeptRings(both, (), time.time(), True))
+        wait_until(lambda: process._out.rings.pulled)
+    finally:
+        process.close()
+        listens.release()
+
+
+def test_a_cache_that_was_closed_is_counted_and_not_kept(tmp_path: Path, shared_memory: Path) -> None:
+    with nodes(tmp_path, shared_memory, 1) as (a,):
+        store = next(iter(a.cluster._doors))
+        a.cluster._doors[store]._counts.dropped_offers = 7
+        a.cache.close()
+        assert not a.cluster._doors
+        kept = weakref.ref(store)
+        del store
+        gc.collect()
+        wait_until(lambda: a.cluster.counters()["cluster_dropped_offers_total"] == 7)
+        a.cache = open_cache(FORMAT, a.cache_settings, SECRETS, remote=a.cluster.tiers)
+        gc.collect()
+        assert kept() is None
+        assert a.cluster.counters()["cluster_dropped_offers_total"] == 7
 
 
 def test_nothing_is_left_after_close(tmp_path: Path, shared_memory: Path) -> None:
