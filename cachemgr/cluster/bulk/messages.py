@@ -102,7 +102,7 @@ def decode(data: bytes, kind: type[Message]) -> Message:
     """MalformedFrame if `data` is no message of this kind, or one out of its limits."""
     try:
         message = _DECODERS[kind].decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise MalformedFrame(kind.__name__, "as its struct says", str(error)) from None
     assert isinstance(message, kind)
     return message

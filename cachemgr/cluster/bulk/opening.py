@@ -19,6 +19,7 @@ from cachemgr.cluster.bulk.hello import (
 )
 from cachemgr.cluster.bulk.streams import Stream, connect, fill, send_all
 from cachemgr.cluster.settings import is_loopback
+from cachemgr.errors import SettingsError
 from cachemgr.ring import NodeId
 
 
@@ -42,7 +43,11 @@ async def open_stream(
 
     `plaintext`: the settings allow it off loopback. The caller has a deadline.
     """
-    if not door.tls and not (plaintext or is_loopback(_address(door))):
+    try:
+        loopback = is_loopback(_address(door))
+    except SettingsError as error:
+        raise PeerTrouble("malformed", f"the door's {error}") from None
+    if not door.tls and not (plaintext or loopback):
         raise PeerTrouble("plaintext", f"{door.host} offers no TLS, and bulk_plaintext is off")
     if door.tls and tls is None:
         raise PeerTrouble("plaintext", f"{door.host} wants TLS, and no certificate is set")

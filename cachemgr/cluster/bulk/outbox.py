@@ -41,6 +41,8 @@ class Outbox:
         self._stream = stream
         self._on_broken = on_broken
         self._small: list[bytes] = []
+        self.small_nbytes = 0
+        """Of small frames that wait: grows while the other side reads nothing."""
         self._transfers: deque[Transfer] = deque()
         self._current: Transfer | None = None
         """Whose frame is being sent."""
@@ -57,12 +59,12 @@ class Outbox:
 
     def post(self, frame: bytes) -> None:
         """Send a small frame as soon as the frame being sent has gone."""
-        self._small.append(frame)
+        self._wait(frame)
         self._pump()
 
     def hold_back(self, frame: bytes) -> None:
         """Send a small frame with the next one, or at `flush`."""
-        self._small.append(frame)
+        self._wait(frame)
 
     def flush(self) -> None:
         """Send what was held back."""
@@ -96,6 +98,10 @@ class Outbox:
             self._current = None
         while self._transfers:
             self._transfers.popleft().close()
+
+    def _wait(self, frame: bytes) -> None:
+        self._small.append(frame)
+        self.small_nbytes += len(frame)
 
     def _pump(self) -> None:
         if self._pumping:  # a transfer that ends may post; the loop below finds it
@@ -145,6 +151,7 @@ class Outbox:
         if self._small:
             self._rest.append(memoryview(b"".join(self._small)))
             self._small.clear()
+            self.small_nbytes = 0
 
     def _drop(self, taken: int) -> None:
         if self._current is not None:

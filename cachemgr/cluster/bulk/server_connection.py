@@ -6,6 +6,7 @@
     END says busy instead when the connection has too many requests, or the server too many bytes, under way.
 
 Invariants
+- Who asks without reading answers is cut off before they fill the memory.
 - A request ends with one END, also when it was cancelled; its number is free again after that.
 - A transfer without progress for the lease's TTL ends, and with it the connection: half a frame cannot be
   taken back. Blocks read in place are let go instead; who still reads them finds other bytes, and his check
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 
 REQUESTS = 64
 """Under way per connection; more are answered busy."""
+UNREAD_NBYTES = 32 << 20
+"""Answers that may wait for who asks on and reads nothing: twice what so many requests can have."""
 _HOT_WIRE = 2
 _MAX_HOT = 255
 
@@ -136,6 +139,9 @@ class ServerConnection:
         self._answer_put(request, work, work.end(index, block))
 
     def _on_request(self, kind: int, number: int, request: Request) -> None:
+        unread = self._outbox.small_nbytes
+        if unread > UNREAD_NBYTES:
+            raise MalformedFrame("unread answers", f"at most {UNREAD_NBYTES} bytes", unread)
         if number in self._work:
             raise MalformedFrame("request", "a number that is free", number)
         self._show_ring(request.version)

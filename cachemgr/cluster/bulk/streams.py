@@ -199,7 +199,10 @@ async def send_all(stream: Stream, data: bytes) -> None:
 async def connect(host: str, port: int, *, tls: ssl.SSLContext | None) -> Stream:
     """A stream to `host`; OSError (ssl.SSLError is one) if there is none. The caller has a deadline."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # an empty or overlong label
+        raise OSError(f"{host!r} is no name of a host") from None
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:

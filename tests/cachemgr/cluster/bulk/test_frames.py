@@ -37,6 +37,7 @@ from cachemgr.cluster.bulk.streams import StreamEnded
 from cachemgr.ring import NodeId
 
 VERSION = (1, bytes(16))
+REQUEST = Request(bytes(16), *VERSION, 1000, bytes(16))
 
 
 class ByteStream:
@@ -187,6 +188,14 @@ def test_handshakes_parse_or_are_refused(hello: bytes, welcome: bytes) -> None:
     for data in (welcome, b"TCBK" + welcome[4:]):
         with suppress(MalformedFrame):
             parse_welcome(data)
+
+
+@pytest.mark.parametrize("kind", [Request, Places, Ended])
+def test_what_is_nested_without_end_is_refused(kind: type[Request] | type[Places] | type[Ended]) -> None:
+    more = encode({Request: REQUEST, Places: Places((), (), ()), Ended: Ended("done", *VERSION)}[kind])
+    fields = more[0] + 1  # one more than there are: skipped, however deep it is
+    with pytest.raises(MalformedFrame):
+        decode(bytes([fields]) + more[1:] + b"\x91" * 60_000 + b"\xc0", kind)
 
 
 def test_handshakes_are_what_they_were() -> None:

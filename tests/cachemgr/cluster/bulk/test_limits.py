@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from cachemgr.cluster.bulk import server_connection
 from cachemgr.cluster.bulk.frames import (
     ABSENT,
     ACK,
@@ -190,6 +191,28 @@ def test_too_many_requests_on_a_connection_hear_busy(host: Host) -> None:
             statuses = [await greedy.ended(number) for number in range(REQUESTS, REQUESTS + 8)]
             assert "busy" in statuses
             greedy.close()
+
+    run(test)
+
+
+def test_who_asks_on_and_reads_nothing_is_cut_off(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "UNREAD_NBYTES", 1 << 16)
+
+    async def test() -> None:
+        async with pair(host) as p:
+            assert p.server._listener is not None
+            p.server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            deaf = await RawClient(p).open()
+            unknown = encode(Request(bytes(16), 1, bytes(16), 1000, bytes(16)))
+
+            async def ask_on() -> None:
+                async with asyncio.timeout(10):
+                    while True:
+                        await deaf.say(pack_frame(GET, 1, unknown) * 100)
+
+            with pytest.raises(ConnectionError):
+                await ask_on()
+            deaf.close()
 
     run(test)
 

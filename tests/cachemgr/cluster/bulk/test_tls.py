@@ -82,6 +82,23 @@ def test_a_peer_cannot_talk_a_client_out_of_tls(host: Host, tmp_path: Path) -> N
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("name", "plaintext", "kind"),
+    [("no host", False, "malformed"), ("a..b", True, "refused"), ("x" * 64, True, "refused")],
+)
+def test_a_door_that_is_no_address_is_trouble(host: Host, name: str, plaintext: bool, kind: str) -> None:
+    async def test() -> None:
+        def nowhere(door: BulkDoor) -> BulkDoor:
+            return replace(door, host=name)
+
+        async with pair(host, door=nowhere, bulk_plaintext=plaintext) as p:
+            with pytest.raises(PeerTrouble) as caught:
+                await p.get(addresses(chain(p.owner.cache, 2)))
+            assert caught.value.kind == kind
+
+    run(test)
+
+
 def test_without_certificates_nothing_is_served_off_loopback(host: Host) -> None:
     async def test() -> None:
         with pytest.raises(SettingsError, match="bulk_plaintext"):
