@@ -105,7 +105,7 @@ class Replicator:
     async def close(self) -> None:
         """Stop giving; what waits is not given. Idempotent."""
         self._closed = True
-        for lane in self._lanes.values():
+        for lane in list(self._lanes.values()):
             await lane.close()
         self._lanes.clear()
         self._waiting = 0
@@ -165,6 +165,8 @@ class Replicator:
 
     def _reroute(self, ring: Ring, previous: Ring | None) -> None:
         """A new ring: what waits goes to its owners, and no longer to those that are none."""
+        if self._closed:
+            return
         blocks = {id(block): block for lane in self._lanes.values() for block in lane.waiting()}
         for block in blocks.values():
             owners = set(self._owners(block.position))

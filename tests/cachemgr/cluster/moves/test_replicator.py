@@ -1,9 +1,11 @@
 """Committed blocks come to every owner that the ring names, within bounds, and are counted."""
 
+import asyncio
+
 import pytest
 
 from cachemgr.cluster.moves.replication_lane import TRIES
-from cachemgr.ring import NodeSpec, drain_node, position_of
+from cachemgr.ring import NodeSpec, add_node, drain_node, position_of
 from tests.cachemgr.cluster.moves.cluster import Cluster, spec
 from tests.cachemgr.cluster.moves.doubles import NBYTES, chain
 from tests.cachemgr.cluster.moves.virtual_time import run
@@ -176,6 +178,23 @@ def test_a_store_that_goes_away_is_left_alone() -> None:
         calls = len(cluster.wire.calls)
         await cluster.until(lambda: len(cluster.wire.calls) >= calls, limit_s=5)
         assert sum(call[3] == "put" for call in cluster.wire.calls[calls:]) == 0
+        await cluster.close()
+
+    run(main)
+
+
+def test_a_new_ring_while_it_closes_starts_nothing() -> None:
+    async def main() -> None:
+        cluster = Cluster("abc", background=False)
+        replicator = cluster["a"].replicator
+        for seed in range(20):
+            cluster.commit(seed, 4, at="a")
+        closing = asyncio.create_task(replicator.close())
+        await asyncio.sleep(0)
+        cluster.install(add_node(drain_node(cluster.state, "b"), spec("d")))
+        await closing
+        assert replicator.idle
+        assert not replicator._lanes
         await cluster.close()
 
     run(main)
