@@ -153,14 +153,13 @@ class BulkClient:
         channel = self._channel or await self._open(deadline)
         request = self._request(store, names, deadline, in_place=self.in_place)
         number = channel.ask(call, request)
-        ended = await self._answer(channel, call, number, deadline=deadline, begun_by=begun_by)
-        if call.places is None:
-            return ended, call
         try:
-            if await self._copy(store, call, blocks, deadline=deadline):
+            ended = await self._answer(channel, call, number, deadline=deadline, begun_by=begun_by)
+            if call.places is None or await self._copy(store, call, blocks, deadline=deadline):
                 return ended, call
-        finally:
-            channel.blocks_read(number, len(blocks), last=True)
+        finally:  # also if nobody waits any more at the moment when the answer comes
+            if call.places is not None:
+                channel.blocks_read(number, len(blocks))
         self.in_place = False  # it is on another host, or its files are not for us
         over_network = GetCall(store, blocks, answered=self._loop.create_future())
         return await self._get(over_network, store, blocks, deadline)

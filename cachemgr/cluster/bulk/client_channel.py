@@ -103,16 +103,14 @@ class ClientChannel:
         self._given_up[number] = self._loop.call_later(self._patience_s, self._lost_patience)
         self._channel.outbox.post(pack_frame(CANCEL, number))
 
-    def blocks_read(self, number: int, count: int, *, last: bool) -> None:
-        """So many blocks of an in-place answer are copied; the last word travels with the next request, if
-        one comes.
+    def blocks_read(self, number: int, count: int) -> None:
+        """All `count` blocks of an in-place answer are copied, or not wanted any more.
+
+        The server hears of it with the next request, if one comes at once.
         """
         self._channel.outbox.hold_back(pack_frame(LEASE, number, COUNT.pack(count)))
-        if last:
-            self._reading.discard(number)
-            self._loop.call_soon(self._flush)
-        else:
-            self._channel.outbox.flush()
+        self._reading.discard(number)
+        self._loop.call_soon(self._flush)
 
     def complain(self, format_id: bytes, name: bytes) -> None:
         """A block of the peer's is corrupt: it shall look. Then this connection is used no more."""

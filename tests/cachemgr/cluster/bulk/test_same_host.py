@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+from typing import Any
 
 import pytest
 
 from cachemgr.cluster.bulk import client as bulk_client
+from cachemgr.cluster.bulk.client_channel import ClientChannel
 from cachemgr.cluster.bulk.frames import PeerTrouble
 from cachemgr.cluster.bulk.incoming import Outcome
 from cachemgr.cluster.bulk.messages import PlacedFile
@@ -29,6 +31,33 @@ def test_blocks_are_unpinned_as_soon_as_they_are_copied(host: Host) -> None:
             assert (await p.get(addresses(names))).arrived == (True,) * 4
             async with asyncio.timeout(20):
                 while p.server.pinned_nbytes or len(p.server.leases):
+                    await asyncio.sleep(0)
+            assert_idle(p.owner)
+
+    run(test)
+
+
+def test_who_stops_waiting_as_the_answer_comes_lets_go_of_the_blocks(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with pair(host, same_host=True, lease_s=60.0) as p:
+            names = chain(p.owner.cache, 4)
+            fill(p.owner, names, FORMAT)
+            asking = asyncio.create_task(p.get(addresses(names)))
+            on_end = ClientChannel._on_end
+
+            def cancelled_then(channel: ClientChannel, *answer: Any) -> None:
+                on_end(channel, *answer)
+                asking.cancel()
+
+            monkeypatch.setattr(ClientChannel, "_on_end", cancelled_then)
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert p.client._channel is not None
+            assert not p.client._channel._reading
+            async with asyncio.timeout(20):
+                while len(p.server.leases):
                     await asyncio.sleep(0)
             assert_idle(p.owner)
 
