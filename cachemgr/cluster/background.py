@@ -41,8 +41,7 @@ class Background:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait({task})  # awaited itself, its end would hide that we are cancelled
 
     async def restart(self) -> None:
         """End the look under way, and begin anew; nothing if it does not run."""
