@@ -106,6 +106,8 @@ class ClusterNode:
         if self._listening is None:
             self._out.follow_the_node()
             await self._listen()
+        else:
+            self._out.rings.save_again()
         return _LOOK_S
 
     async def _listen(self) -> None:

@@ -166,6 +166,13 @@ class RingsInForce:
         if kept.pulled:
             self.mark_pulled(kept.current.version)
 
+    def save_again(self) -> None:
+        """If the disk refused the ring in force, try once more; what refuses it is logged once."""
+        if self._trouble:
+            self._save()
+            if not self._trouble:
+                _log.info("ring %d is on disk now", self.version.epoch)
+
     def listen(self, listener: RingListener) -> None:
         """Call `listener` after every installation."""
         self._listeners.append(listener)
@@ -203,8 +210,10 @@ class RingsInForce:
         try:
             self._file.save(kept)
         except RingError as error:
-            _log.error("ring %d is in force, but %s", self._ring.state.epoch, error)
+            before = self._trouble
             self._trouble = f"ring {self._ring.state.epoch} would not survive a restart: {error}"
+            if self._trouble != before:
+                _log.error("ring %d is in force, but %s", self._ring.state.epoch, error)
         else:
             self._trouble = ""
 

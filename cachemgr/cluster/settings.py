@@ -12,6 +12,7 @@ from cachemgr.ring import NodeSpec
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=1_000_000_000)]
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +36,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members: tuple[NodeSpec, ...] = ()
     redis: str = ""
     replicas: Annotated[int, msgspec.Meta(ge=0, le=3)] = 1
-    state_dir: str = "cluster"
+    state_dir: Annotated[str, msgspec.Meta(min_length=1)] = "cluster"
     same_host: bool = True
     tls_cert: str = ""
     tls_key: str = ""
@@ -56,7 +57,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bound of re-replication and of moves, each."""
     queue_blocks: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4096
     """Committed blocks that may wait for replication; more are dropped and counted."""
-    hot_reads_per_s: _Seconds = 5000.0
+    hot_reads_per_s: _Rate = 5000.0
     hot_window_s: _Seconds = 5.0
     balance: bool = False
     """Move a vnode away that takes more than 80 % of its node's bandwidth for 30 s."""
@@ -76,6 +77,9 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len({member.id for member in self.members}) < len(self.members):
             names = [member.id for member in self.members]
             raise SettingsError("members", "must name every node once", names)
+        addresses = [member.address for member in self.members]
+        if len(set(addresses)) < len(addresses):  # two copies of a block would be one
+            raise SettingsError("members", "must give every node an address of its own", addresses)
         tls = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(tls) and not all(tls):
             raise SettingsError("tls_cert, tls_key, tls_ca", "must be set all together or not at all", tls)

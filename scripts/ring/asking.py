@@ -23,6 +23,7 @@ from cachemgr.cluster.control.messages import (
 )
 from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.cluster.settings import ClusterSettings, is_loopback, split_address
+from cachemgr.errors import SettingsError
 from cachemgr.ring import RingState, Version, decode_ring, encode_ring
 from scripts.errors import CommandError, UsageError
 from scripts.ring.options import DEFAULT_CONFIG
@@ -119,7 +120,10 @@ def entry_from(arguments: argparse.Namespace) -> Entry:
     if not address:
         there = f"{config} has no [cluster] listen" if config.exists() else f"{config} is not there"
         raise UsageError(f"{there}: name a node with --at HOST:PORT, or its tensorcache.toml with --config")
-    split_address(address, field="--at")
+    try:
+        split_address(address, field="--at")
+    except SettingsError as error:
+        raise UsageError(str(error)) from None
     entry = Entry(address, arguments.cluster or cluster, arguments.timeout, settings)
     entry.check(address)
     return entry

@@ -34,7 +34,7 @@ def run_add(arguments: argparse.Namespace) -> int:
         node = NodeSpec(arguments.node, arguments.address, arguments.domain, arguments.weight)
     except RingError as error:
         raise UsageError(str(error)) from None
-    return _run(arguments, lambda state: add_node(state, node), f"{node.id} joins and takes its vnodes over")
+    return _run(arguments, lambda state: _joined(state, node), f"{node.id} joins and takes its vnodes over")
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
@@ -60,6 +60,14 @@ def run_replicas(arguments: argparse.Namespace) -> int:
     """Another number of copies beside the primary."""
     done = f"{arguments.count} copies beside the primary"
     return _run(arguments, lambda state: set_replicas(state, arguments.count), done)
+
+
+def _joined(state: RingState, node: NodeSpec) -> RingState:
+    """RingError, too, for the address of another node: the copies that each is to keep would be one."""
+    for other in state.nodes:
+        if other.address == node.address and other.id != node.id:
+            raise RingError("address", f"must not be that of {other.id}, which is on the ring", node.address)
+    return add_node(state, node)
 
 
 def _run(arguments: argparse.Namespace, change: Change, done: str) -> int:

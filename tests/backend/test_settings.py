@@ -175,6 +175,12 @@ def test_a_node_is_alone_by_default(tmp_path: Path) -> None:
         ('listen = "127.0.0.1:7400"', "members: must list the nodes of the cluster"),
         ('listen = "127.0.0.1:7400"\nredis = "http://me:secret@h"', "redis: must be redis://host:port"),
         ('listen = "127.0.0.1:7400"\nredis = "redis://me:secret@h:x"', "redis: must have a port"),
+        (
+            'members = [{ id = "a", address = "h:1" }, { id = "b", address = "h:1" }]',
+            "members: must give every node an address of its own, got ['h:1', 'h:1']",
+        ),
+        ('state_dir = ""', "cluster.state_dir: expected str of length >= 1"),
+        ("hot_reads_per_s = 2e9", "cluster.hot_reads_per_s: expected float <= 1000000000.0"),
         ('tls_cert = "a.pem"', "tls_cert, tls_key, tls_ca: must be set all together"),
         ("replicas = 4", "cluster.replicas: expected `int` <= 3, found 4"),
         ("colour = 1", "cluster.colour: unknown key"),

@@ -11,17 +11,19 @@ import pytest
 from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.ring import RingState, Version, set_replicas
 from scripts.cli import main
+from tests.free_ports import free_ports
 from tests.scripts.ring.conftest import Ask
 from tests.scripts.ring.ring_cluster import RingCluster
 
 
 def test_every_change_is_in_force_everywhere_when_the_command_ends(cluster: RingCluster, ask: Ask) -> None:
+    [free] = free_ports(1)
     for epoch, words in enumerate(
         [
             ("move", "node-a#5", "node-b"),
             ("replicas", "2"),
             ("drain", "node-c"),
-            ("add", "node-d", "--address", cluster.nodes[0].spec.address, "--domain", "x", "--weight", "0.5"),
+            ("add", "node-d", "--address", f"127.0.0.1:{free}", "--domain", "x", "--weight", "0.5"),
             ("remove", "node-d"),
         ],
         start=2,
@@ -90,6 +92,15 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert said.err.startswith(f"tensorcache: {problem}")
     assert said.err.count("\n") == 1
     assert still_cluster.versions() == before
+
+
+def test_two_nodes_at_one_address_are_refused(cluster: RingCluster, ask: Ask) -> None:
+    taken = cluster.nodes[0].spec.address
+    said = ask("add", "node-d", "--address", taken, *cluster.at)
+    problem = f"address: must not be that of node-a, which is on the ring, got '{taken}'"
+    assert (said.code, said.err) == (2, f"tensorcache: {problem}\n")
+    assert ask("drain", "node-a", *cluster.at).code == 0
+    assert ask("add", "node-a", "--address", taken, *cluster.at).code == 0  # its own
 
 
 def test_the_membership_s_own_trouble_is_told(cluster: RingCluster, ask: Ask) -> None:

@@ -215,6 +215,24 @@ def test_a_full_disk_costs_only_what_a_restart_remembers(
     assert rings.trouble == ""
 
 
+def test_a_disk_that_has_room_again_gets_the_ring(
+    rings_of_a: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    rings = rings_of_a(FIRST)
+    rings.save_again()
+    folder = rings_of_a.path.parent
+    folder.rename(folder.with_name("away"))
+    folder.write_text("not a folder")
+    rings.install(SECOND)
+    for _ in range(3):
+        rings.save_again()
+    assert caplog.text.count("cannot be written") == 1
+    folder.unlink()
+    rings.save_again()
+    assert rings.trouble == ""
+    assert rings_of_a().ring.state == SECOND
+
+
 def test_what_is_sent_is_the_ring_in_force(rings_of_a: Opener, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     rings = rings_of_a()
