@@ -88,11 +88,12 @@ class PrefixReuse:
     def acquire(self, seq: Running) -> None:
         """Ask for the known blocks of the prompt; an earlier lease is let go after the new one pins.
 
-        What is elsewhere may take as long to come as computing it would.
+        What is elsewhere may take as long to come as computing what is not here would.
         """
         before, seq.lease = seq.lease, None
         if seq.hashes:
-            deadline = self._clock() + self._cost.seconds(seq.prompt_tokens)
+            known = self._miss_on_error(lambda: self._cache.lookup(seq.hashes), 0)
+            deadline = self._clock() + self._cost.seconds(seq.prompt_tokens - known * self._block)
             if seq.request.deadline is not None:
                 deadline = min(deadline, seq.request.deadline)
             seq.lease = self._miss_on_error(lambda: self._cache.acquire(seq.hashes, deadline=deadline), None)

@@ -103,6 +103,8 @@ class DecoderService:
         self._watchdog.stop()
         self._replies.stop()
         serving = self._swapper.serving if self._swapper is not None else self._serving
-        if serving is not None and ended:
-            serving.close()
-        self._cluster.close()
+        try:
+            if serving is not None and ended:
+                serving.close()
+        finally:
+            self._cluster.close()

@@ -43,6 +43,17 @@ def test_a_fetch_gets_the_time_that_computing_would_take() -> None:
     assert rig.cache.deadlines == [pytest.approx(50.0 + 2 * BLOCK * 0.25)]
 
 
+def test_what_is_here_already_needs_no_time() -> None:
+    rig = Rig()
+    for _ in range(3):
+        rig.cost.observe(100, 25.0)
+    rig.ask(range(2 * BLOCK), max_tokens=1)
+    rig.run()
+    rig.ask(range(3 * BLOCK), max_tokens=1)
+    rig.run()
+    assert rig.cache.deadlines[-1] == pytest.approx(BLOCK * 0.25)
+
+
 def test_and_no_more_than_the_request_has() -> None:
     rig = Rig()
     rig.ask(range(2 * BLOCK), deadline=0.001)
