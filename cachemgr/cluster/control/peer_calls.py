@@ -85,7 +85,8 @@ class PeerCalls:
                 async with asyncio.timeout(within_s):
                     await self._idle.wait()
             except TimeoutError:
-                _log.warning("peer %s: %d calls are broken off", self._node, self.running)
+                if self.running:  # the last one may have ended at that very moment
+                    _log.warning("peer %s: %d calls are broken off", self._node, self.running)
 
     def _answered(self) -> None:
         self.heard_at = self._clock()
