@@ -12,6 +12,7 @@ Invariants
 import json
 import os
 import shutil
+import tomllib
 from pathlib import Path
 
 from cachemgr import complete_secrets
@@ -23,6 +24,8 @@ from scripts.whole_file import write_whole
 
 ARENAS = Path("/dev/shm")
 _STATE = "cluster"
+
+LOOKUP_S = 0.5
 
 
 def lay_out_cluster(plan: ClusterPlan) -> None:
@@ -71,18 +74,26 @@ def settings_text(plan: ClusterPlan, node: NodePlan) -> str:
         '[secrets]\ndir = "../secrets"\n\n'
         f"[host]\nbytes = {plan.host_bytes}\nttl_s = 3600\n\n"
         f"[cluster]\nlisten = {json.dumps(node.control)}\nmembers = [\n{members}]\n"
+        f"lookup_s = {LOOKUP_S}  # these servers share the processors of one machine\n"
     )
 
 
 def _write_settings(plan: ClusterPlan, node: NodePlan) -> bool:
-    """True if its [cluster] is another one than before."""
+    """True if it is in another cluster than before: the ring that it kept is that one's."""
     node.home.mkdir(parents=True, exist_ok=True)
     path = node.home / "tensorcache.toml"
     text = settings_text(plan, node)
     before = path.read_text() if path.exists() else ""
     if before != text:
         write_whole(path, text.encode(), mode=0o600)
-    return before.partition("[cluster]")[2] != text.partition("[cluster]")[2]
+    return _cluster_of(before) != _cluster_of(text)
+
+
+def _cluster_of(settings: str) -> tuple[object, ...]:
+    """Name of the cluster, where the node listens, who the members are."""
+    told = tomllib.loads(settings)
+    cluster = told.get("cluster", {})
+    return told.get("node", {}).get("cluster"), cluster.get("listen"), str(cluster.get("members"))
 
 
 def _lay_out_model(plan: ClusterPlan, repository: Path) -> None:

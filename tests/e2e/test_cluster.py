@@ -25,6 +25,7 @@ from tests.waiting import wait_until
 NODES = 3
 TOPICS = ("lighthouse", "orchard", "railway", "library")
 MAX_TOKENS = 12
+BLOCK_TOKENS = 32
 FAULT_S = 2.0
 
 
@@ -107,12 +108,15 @@ def left_behind(home: str) -> list[str]:
 
 def test_what_one_computed_the_others_restore(cluster: Cluster) -> None:
     first, *others = cluster.servers
+    for server in cluster.servers:  # who was started first found nobody there, and looks again
+        wait_until(lambda server=server: figure(server.http, "cluster_peers_usable") == NODES - 1)
     text = prompt("museum")
     uncached = stream(first, text_input=text, max_tokens=MAX_TOKENS, no_cache=True)
     assert (uncached.cached_tokens, uncached.input_tokens > 150) == (0, True)
     computed = stream(first, text_input=text, max_tokens=MAX_TOKENS)
     assert computed.text == uncached.text
-    wait_until(lambda: cluster.at_rest())
+    blocks = computed.input_tokens // BLOCK_TOKENS
+    wait_until(lambda: figure(first.http, "cluster_committed2_blocks_total") >= blocks)
     for server in others:
         restored = stream(server, text_input=text, max_tokens=MAX_TOKENS)
         assert restored.text == uncached.text

@@ -2,6 +2,7 @@
 
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,12 @@ def test_names_cannot_break_out_of_the_settings(made: ClusterPlan) -> None:
     )
     told = tomllib.loads(settings_text(odd, odd.nodes[0]))
     assert told["trust"] == {"keys": ["../keys/release.pub"]}
+
+
+def test_another_cluster_in_the_same_homes_has_a_ring_of_its_own(made: ClusterPlan) -> None:
+    lay_out_cluster(made)
+    ring = made.nodes[0].home / "cluster" / "ring.json"
+    ring.parent.mkdir()
+    ring.write_text("that of the other cluster")
+    lay_out_cluster(replace(made, cluster="other"))
+    assert not ring.exists()
