@@ -129,7 +129,8 @@ lint: $(VENV)/.testing ## ruff and mypy --strict
 
 bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cache|cluster, UPDATE_README=1); writes build/bench.json
 	@$(TC) bench $(if $(ONLY),--only $(ONLY))
-	@$(if $(UPDATE_README),$(PY) -m scripts.readme_numbers,true)
+	@$(if $(UPDATE_README),$(PY) -m scripts.readme_numbers \
+	    $(if $(filter cluster,$(ONLY)),build/bench.json README.md cluster-numbers),true)
 
 bench-peers: $(VENV)/.serving ## install the engines we compare with, into an environment of their own
 	@$(PY) -m scripts.bench.peers_install
