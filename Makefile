@@ -132,7 +132,8 @@ bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cach
 	@$(if $(UPDATE_README),$(PY) -m scripts.readme_numbers \
 	    $(if $(filter cluster,$(ONLY)),build/bench.json README.md cluster-numbers),true)
 
-bench-peers: $(VENV)/.serving ## install the engines we compare with, into an environment of their own
+bench-peers: $(VENV)/.serving ## install what we compare with, into an environment of its own (uhashring: into .venv)
+	@$(PIP) install --no-deps uhashring==2.5
 	@$(PY) -m scripts.bench.peers_install
 
 # A precision that nobody chose here is that of the demo engine, which runs on CPUs.

