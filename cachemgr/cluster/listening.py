@@ -147,6 +147,7 @@ class Listening:
         await self._server.close(grace_s)
         await self._bulk.close()
         self._control.close()
+        self._hot.close()
 
     def _on_read(self, segment: BlockHash, blocks: int, nbytes: int) -> None:
         self._hot.observe(segment)

@@ -123,6 +123,11 @@ class HotKeys:
         """The most read segments of the last whole window and their reads per second, highest first."""
         return list(self._last)
 
+    def close(self) -> None:
+        """No more reads come; without this the sketches' library complains when the process ends."""
+        self._hot.clear()
+        del self._rates, self._top
+
     def _open(self, now: float) -> None:
         """Begin a window."""
         self._began, self._ends = now, now + self._window_s
