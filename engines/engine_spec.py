@@ -7,6 +7,7 @@ import numpy as np
 from engines.contract import EngineSpec
 from engines.driver import GPU_EXTRAS
 from engines.errors import DeviceError, ReleaseError
+from engines.kernel_class import exact_here
 from engines.manifest import EngineManifest
 from engines.options import EngineOptions
 
@@ -39,7 +40,7 @@ def engine_spec(
         max_prefill_tokens=min(
             manifest.max_prefill_tokens, max_seq_len, options.max_prefill_tokens or max_seq_len
         ),
-        exact=manifest.exact,
+        exact=manifest.exact and exact_here(manifest.precision),
     )
 
 

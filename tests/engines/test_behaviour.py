@@ -9,6 +9,7 @@ import pytest
 from engines.build import BuildOptions, build_release
 from engines.contract import Engine, LaneId
 from engines.errors import StepError
+from engines.kernel_class import exact_here
 from engines.options import EngineOptions
 from tests.conftest import OpenEngine, open_release
 from tests.engines import behaviours, graph_changes
@@ -61,13 +62,13 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         request.getfixturevalue("module_rig")
     folder = build_release(decoder, tmp_path_factory.mktemp("r"), model="small", release=1, options=options)
     engine = OnHost(open_on_rig(folder)) if target else open_release(folder, EngineOptions(threads=2))
+    assert engine.spec.exact == (not target and exact_here(precision))
     yield engine
     engine.close()
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
 def test_engine_keeps(check: Callable[[Engine], None], subject: Engine) -> None:
-    assert subject.spec.exact != isinstance(subject, OnHost)  # promised on the CPU alone
     check(subject)
 
 

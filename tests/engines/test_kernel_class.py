@@ -2,7 +2,9 @@
 
 import re
 
-from engines.kernel_class import identity_here, kernel_class
+import pytest
+
+from engines.kernel_class import exact_here, identity_here, kernel_class
 
 INTEL = "processor : 0\nflags\t\t: fpu avx avx2 fma avx512f\nprocessor : 1\nflags\t\t: fpu avx avx2 fma\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"
@@ -43,3 +45,20 @@ def test_identity_elsewhere_depends_on_both() -> None:
         )
         == 4
     )
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags", "machine", "exact"),
+    [
+        ("int4", "avx avx2 fma", "x86_64", False),
+        ("int4", "avx avx2 fma avx512f avx512_vnni", "x86_64", True),
+        ("int8", "avx avx2 fma", "x86_64", True),
+        ("fp32", "avx avx2 fma", "x86_64", True),
+        ("int4", "asimd asimddp", "aarch64", True),
+    ],
+)
+def test_four_bits_are_exact_only_where_that_was_measured(
+    precision: str, flags: str, machine: str, exact: bool
+) -> None:
+    key = "flags" if machine == "x86_64" else "Features"
+    assert exact_here(precision, cpuinfo=f"{key}\t: {flags}\n", machine=machine) is exact

@@ -1,7 +1,6 @@
 """Nodes with real rings, replicators, movers and repair over doubles of stores and peers, in virtual time."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from cachemgr.cluster.background import Background
@@ -216,4 +215,3 @@ class Cluster:
         assert not failures, "something raised in the background"
 
 
-logging.getLogger("cachemgr.cluster.rings").setLevel(logging.WARNING)
