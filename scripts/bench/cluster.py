@@ -61,13 +61,16 @@ class _Cluster:
         CacheSecrets.generate(self._folder / "secrets")
 
     def options(self, name: str) -> NodeOptions:
-        """What the member of that name is opened with; blocks travel over TCP, as between machines."""
+        """What the member of that name is opened with; blocks travel over TCP, as between machines.
+
+        `lookup_s` as in `make cluster`: all nodes share the processors of one machine.
+        """
         (member,) = (member for member in self._members if member.id == name)
         return NodeOptions(
             CacheSettings(cluster=self._name, node=name, host_bytes=_HOST_BYTES),
             self._layout,
             ClusterSettings(
-                listen=member.address, members=self._members, replicas=0, same_host=False,
+                listen=member.address, members=self._members, replicas=0, same_host=False, lookup_s=0.5,
                 state_dir=str(self._folder / name),
             ),
             str(self._folder / "secrets"),

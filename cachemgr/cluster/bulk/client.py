@@ -149,8 +149,8 @@ class BulkClient:
         self, call: GetCall, store: HostStore, blocks: Sequence[BlockAddress], deadline: float
     ) -> tuple[Ended, GetCall]:
         names = [block.hash for block in blocks]
-        begun_by = min(deadline, self._loop.time() + self._settings.lookup_s)
         channel = self._channel or await self._open(deadline)
+        begun_by = min(deadline, self._loop.time() + self._settings.lookup_s)  # opening is not its answer
         request = self._request(store, names, deadline, in_place=self.in_place)
         number = channel.ask(call, request)
         try:
