@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from cachemgr.contract import BlockHash
 from cachemgr.counts import Counts
-from cachemgr.eviction import EvictionPolicy, LeafFirstLru
+from cachemgr.eviction import LeafFirstLru
 from cachemgr.index import BlockIndex
 from cachemgr.other_blocks import FIRST_OTHER_SLOT, OtherBlocks
 from cachemgr.shard import BlockAddress, Verdict
@@ -42,7 +42,7 @@ class SlotState:
         self.lock = Lock()
         self.index = BlockIndex(capacity)
         self.others = OtherBlocks()
-        self.order: EvictionPolicy = LeafFirstLru(capacity)
+        self.order = LeafFirstLru(capacity)
         self.rejected: dict[int, Verdict] = {}
         """Slots whose block failed its check, until their last reader is gone."""
         self.counts = counts

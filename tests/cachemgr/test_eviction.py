@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachemgr.eviction import EvictionPolicy, LeafFirstLru
+from cachemgr.eviction import LeafFirstLru
 
 POLICIES = [pytest.param(LeafFirstLru, id="leaf-first-lru")]
 
 
-def drain(policy: EvictionPolicy) -> list[int]:
+def drain(policy: LeafFirstLru) -> list[int]:
     """Evict everything; the order it went in."""
     gone = []
     while (slot := policy.victim()) is not None:

@@ -6,44 +6,8 @@ and a block that is committed is put just before its parent. The list's least re
 a leaf of what it holds, and no block is ever searched for: every operation is O(1).
 """
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
-
-
-class EvictionPolicy(Protocol):
-    """An order of slots that may be evicted.
-
-    The caller guarantees: a slot is offered only while it is not in the order, withdrawn only while it is;
-    a pinned slot is withdrawn; the blocks of a chain are offered deepest first; calls are serialised by one
-    lock.
-
-    The implementation must: answer in amortised O(log n) or better, never scan the resident blocks, and never
-    name a slot that is not in the order.
-    """
-
-    def offer(self, slot: int, *, parent: int | None = None) -> None:
-        """`slot` was just used and may be evicted from now on, before `parent` if that may be evicted too."""
-        ...
-
-    def offer_many(self, slots: npt.NDArray[np.int32]) -> None:
-        """Offer distinct slots in the order given, as if one by one."""
-        ...
-
-    def offer_first(self, slot: int) -> None:
-        """`slot` may be evicted, and before everything else."""
-        ...
-
-    def withdraw(self, slot: int) -> None:
-        """`slot` may not be evicted any more: it is pinned or gone."""
-        ...
-
-    def victim(self) -> int | None:
-        """The slot that should go next; it stays in the order. None if none may go."""
-        ...
-
-    def __contains__(self, slot: int) -> bool: ...
 
 
 class LeafFirstLru:
@@ -59,12 +23,12 @@ class LeafFirstLru:
         self._newer[capacity] = self._older[capacity] = capacity
 
     def offer(self, slot: int, *, parent: int | None = None) -> None:
-        """See EvictionPolicy."""
+        """`slot` was just used and may be evicted from now on, before `parent` if that may be evicted too."""
         before = self._sentinel if parent is None or parent not in self else parent
         self._link(slot, newer=before)
 
     def offer_many(self, slots: npt.NDArray[np.int32]) -> None:
-        """See EvictionPolicy."""
+        """Offer distinct slots in the order given, as if one by one."""
         if not len(slots):
             return
         last = self._older[self._sentinel]
@@ -75,17 +39,17 @@ class LeafFirstLru:
         self._newer[newest], self._older[self._sentinel] = self._sentinel, newest
 
     def offer_first(self, slot: int) -> None:
-        """See EvictionPolicy."""
+        """`slot` may be evicted, and before everything else."""
         self._link(slot, newer=self._newer[self._sentinel])
 
     def withdraw(self, slot: int) -> None:
-        """See EvictionPolicy."""
+        """`slot` may not be evicted any more: it is pinned or gone."""
         newer, older = self._newer[slot], self._older[slot]
         self._newer[older], self._older[newer] = newer, older
         self._newer[slot] = self._older[slot] = -1
 
     def victim(self) -> int | None:
-        """See EvictionPolicy."""
+        """The slot that should go next; it stays in the order. None if none may go."""
         slot = self._newer[self._sentinel]
         return None if slot == self._sentinel else slot
 
