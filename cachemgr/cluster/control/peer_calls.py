@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from cachemgr.breaker import Breaker
 from cachemgr.cluster.bulk.frames import PeerTrouble
-from cachemgr.cluster.control.breaker import Breaker
 from cachemgr.cluster.control.latency import Latency
 from cachemgr.cluster.control.packed import MessageError
 from cachemgr.cluster.control.trouble import ANSWERED, NO_PEER, ControlTrouble, Trouble
@@ -34,7 +34,7 @@ class PeerCalls:
         self._clock = clock
         self._idle = asyncio.Event()
         self._idle.set()
-        self.breaker = Breaker(node, open_s=open_s, clock=clock)
+        self.breaker = Breaker(f"peer {node}", open_s=open_s, clock=clock)
         self.latency = Latency(clock=clock)
         self.running = 0
         self.heard_at = clock()

@@ -90,7 +90,7 @@ def test_once_the_breaker_is_open_nothing_waits(tmp_path: Path, caplog: pytest.L
             assert a.time() - began < DEADLINE_S
             assert peer.troubles == {"deadline": 3, "not_asked": len(CALLS)}
 
-    caplog.set_level(logging.INFO, "cachemgr.cluster.control.breaker")
+    caplog.set_level(logging.INFO, "cachemgr.breaker")
     run(test)
     assert [r.getMessage() for r in caplog.records if "breaker" in r.name] == [
         "peer h is down (deadline): not asked for 60 s"

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from cachemgr.breaker import Breaker
 from cachemgr.cluster.contract import Fetched
-from cachemgr.cluster.control.breaker import Breaker
 from cachemgr.contract import BlockHash
 from cachemgr.ring import KeptRings, NodeId, position_of
 from cachemgr.shard import SEGMENT_BLOCKS, BlockAddress, address_of
@@ -120,7 +120,7 @@ class DirectPeer:
         self.load = 0.0
         self._caller = caller
         self._cluster = cluster
-        self._breaker = Breaker(node, open_s=5.0, clock=clock)
+        self._breaker = Breaker(f"peer {node}", open_s=5.0, clock=clock)
 
     @property
     def usable(self) -> bool:

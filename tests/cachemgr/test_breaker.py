@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from cachemgr.cluster.control.breaker import TROUBLES, Breaker
-from cachemgr.ring import NodeId
+from cachemgr.breaker import TROUBLES, Breaker
 from tests.cachemgr.cluster.control.clock import TurnedClock
 
 OPEN_S = 5.0
@@ -18,7 +17,7 @@ def clock() -> TurnedClock:
 
 @pytest.fixture
 def breaker(clock: TurnedClock) -> Breaker:
-    return Breaker(NodeId("b"), open_s=OPEN_S, clock=clock)
+    return Breaker("peer b", open_s=OPEN_S, clock=clock)
 
 
 def opened(breaker: Breaker) -> Breaker:

@@ -1,4 +1,4 @@
-"""Stops asking a node that does not answer, and lets one request through now and then to see whether it does.
+"""Stops asking who does not answer, and lets one request through now and then to see whether he does.
 
     closed      every request goes through
     open        none does, for `open_s`
@@ -13,20 +13,18 @@ Threads: the IO thread only.
 import logging
 from collections.abc import Callable
 
-from cachemgr.ring import NodeId
-
 TROUBLES = 3
 
 _log = logging.getLogger(__name__)
 
 
 class Breaker:
-    """The breaker of one peer. `clock`: monotonic seconds."""
+    """The breaker of `who`, as log lines name it: "peer n2". `clock`: monotonic seconds."""
 
-    __slots__ = ("_clock", "_down_since", "_node", "_open_s", "_opened", "_probing", "_row", "_until")
+    __slots__ = ("_clock", "_down_since", "_open_s", "_opened", "_probing", "_row", "_until", "_who")
 
-    def __init__(self, node: NodeId, *, open_s: float, clock: Callable[[], float]) -> None:
-        self._node = node
+    def __init__(self, who: str, *, open_s: float, clock: Callable[[], float]) -> None:
+        self._who = who
         self._open_s = open_s
         self._clock = clock
         self._row = 0
@@ -79,13 +77,13 @@ class Breaker:
             self._until = self._clock()
 
     def answered(self) -> None:
-        """The node answered, whatever it said."""
+        """It answered, whatever it said."""
         self._row = 0
         if self._until is not None:
             self._until = None
             self._probing = False
             down_s = self._clock() - (self._down_since or 0.0)
-            _log.info("peer %s answers again after %.1f s", self._node, down_s)
+            _log.info("%s answers again after %.1f s", self._who, down_s)
         self._down_since = None
 
     def trouble(self, kind: str, *, refused: bool = False) -> None:
@@ -101,4 +99,4 @@ class Breaker:
             self._until = now + self._open_s
             self._down_since = now
             self._opened += 1
-            _log.warning("peer %s is down (%s): not asked for %g s", self._node, kind, self._open_s)
+            _log.warning("%s is down (%s): not asked for %g s", self._who, kind, self._open_s)
