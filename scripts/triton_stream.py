@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
 
 from scripts.errors import TritonError
 from scripts.streamed_answer import StreamedAnswer
@@ -23,8 +24,12 @@ _TYPES: tuple[tuple[type, str, Any], ...] = (  # bool before int: True is an int
 )
 
 
+_REASON_S = 5.0
+"""A stream that ended before anything was sent has its reason ready, or nearly so."""
+
+
 class _EndedInError(TritonError):
-    """The server ended the stream with an error."""
+    """The server ended the stream with an error, or there was no server."""
 
 
 _NUMBERS = ("num_input_tokens", "num_output_tokens", "num_cached_tokens")
@@ -57,9 +62,9 @@ def stream_answer(
         client.start_stream(callback=lambda result, error: replies.put((result, error)))
         tensors = [tensor(name, value) for name, value in inputs.items()]
         started = time.monotonic()
-        client.async_stream_infer(model, tensors, enable_empty_final_response=True)
         running = True
         try:
+            _send(client, model, tensors, replies)
             answer = _read(replies, started=started, on_text=on_text, limit_s=limit_s)
             running = False
         except _EndedInError:
@@ -68,6 +73,22 @@ def stream_answer(
         finally:  # cancelling a request that has ended makes Triton keep its model for ever
             client.stop_stream(cancel_requests=running)
         return answer
+
+
+def _send(
+    client: triton.InferenceServerClient,
+    model: str,
+    tensors: list[triton.InferInput],
+    replies: "queue.Queue[tuple[Any, Any]]",
+) -> None:
+    try:
+        client.async_stream_infer(model, tensors, enable_empty_final_response=True)
+    except InferenceServerException as refused:  # "no longer in valid state": the stream knows why
+        try:
+            _, reason = replies.get(timeout=_REASON_S)
+        except queue.Empty:
+            reason = refused
+        raise _EndedInError(str(reason)) from None
 
 
 def _read(
