@@ -10,6 +10,10 @@ Triton never ends the open streams of a process that is gone, not even when its 
 clients wait until their own limit. Only the end of the server hangs up on them. So a server whose one decoder
 is gone is started again as a whole, a matter of seconds; with several decoders the others matter more.
 
+Triton gives up what it asks of a process that stands still for a second ("Stub process … is not healthy") and
+frees memory that the process reads once it goes on: then the whole server aborts, at the latest when it is
+asked next. So a process that was frozen for a moment, and asked meanwhile, ends here as a server that ended.
+
 Invariants
 - A busy model is not a dead one: see liveness.
 - A model that somebody unloaded stays unloaded.
