@@ -22,10 +22,8 @@ from backend.service import DecoderService
 from backend.settings import ModelSettings, NodeSettings
 from backend.swapper import Swapper, SwapSettings
 from backend.text import TextModel
-from cachemgr import Cluster, NoCluster, PrefixCache, join_cluster
+from cachemgr import Beyond, NothingBeyond, PrefixCache, reach_beyond
 from engines import Engine, at_once, give_back_freed_memory
-
-PEER = "peer"
 
 
 def open_decoder(
@@ -41,9 +39,9 @@ def open_decoder(
     """Load the current release of `version_dir` and put it in service."""
     process = Process.around(settings, instruments, labels, forwarded_headers=node.forwarded_headers)
     with ExitStack() as undo:
-        cluster = _join(node, settings, process)
-        undo.callback(cluster.close)
-        opener = ReleaseOpener(model, version_dir, node=node, cluster=cluster, process=process)
+        beyond = _reach(node, settings, process)
+        undo.callback(beyond.close)
+        opener = ReleaseOpener(model, version_dir, node=node, beyond=beyond, process=process)
         if settings.swap == "off":  # whoever loads wants this one
             serving = opener.current(beside=None, run=at_once)
         else:
@@ -76,17 +74,22 @@ def open_decoder(
     )
     return DecoderService(
         serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
-        drain_s=settings.drain_s, swapper=swapper, recheck=recheck, cluster=cluster,
+        drain_s=settings.drain_s, swapper=swapper, recheck=recheck, beyond=beyond,
     )  # fmt: skip
 
 
-def _join(node: NodeSettings, settings: ModelSettings, process: Process) -> Cluster:
+def _reach(node: NodeSettings, settings: ModelSettings, process: Process) -> Beyond:
     """A model without a cache has nothing to share."""
-    cluster = NoCluster() if settings.cache == "off" else join_cluster(node.cache, node.cluster)
+    beyond = NothingBeyond() if settings.cache == "off" else reach_beyond(node.cache, node.cluster)
     process.ledger.open(
-        cluster, lambda: [Reading(name, value, PEER) for name, value in cluster.counters().items()]
+        beyond,
+        lambda: [
+            Reading(name, value, tier)
+            for tier, counters in beyond.counters().items()
+            for name, value in counters.items()
+        ],
     )
-    return cluster
+    return beyond
 
 
 def wire(

@@ -29,7 +29,9 @@ class NoCache:
         """Nothing is known."""
         return 0
 
-    def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
+    def acquire(
+        self, hashes: Sequence[BlockHash], *, deadline: float | None, block_s: float | None = None
+    ) -> Lease:
         """An empty lease."""
         return _NoLease()
 

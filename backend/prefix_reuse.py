@@ -96,7 +96,10 @@ class PrefixReuse:
             deadline = self._clock() + self._cost.seconds(seq.prompt_tokens - known * self._block)
             if seq.request.deadline is not None:
                 deadline = min(deadline, seq.request.deadline)
-            seq.lease = self._miss_on_error(lambda: self._cache.acquire(seq.hashes, deadline=deadline), None)
+            block_s = self._cost.seconds(self._block)
+            seq.lease = self._miss_on_error(
+                lambda: self._cache.acquire(seq.hashes, deadline=deadline, block_s=block_s), None
+            )
         if before is not None:
             before.release()
 

@@ -14,7 +14,7 @@ from backend.open_release import OpenRelease
 from backend.process import HOST_DEVICE, Process
 from backend.settings import NodeSettings
 from backend.text import TextModel
-from cachemgr import BlockFormat, CacheSecrets, Cluster, PrefixCache, open_cache
+from cachemgr import Beyond, BlockFormat, CacheSecrets, PrefixCache, open_cache
 from engines import (
     EngineManifest,
     EngineSpec,
@@ -34,12 +34,12 @@ class ReleaseOpener:
     """Runs the whole load chain, from the signature to the golden token, and opens what passes it."""
 
     def __init__(
-        self, model: str, version_dir: Path, *, node: NodeSettings, cluster: Cluster, process: Process
+        self, model: str, version_dir: Path, *, node: NodeSettings, beyond: Beyond, process: Process
     ) -> None:
         self._model = model
         self._version_dir = version_dir
         self._node = node
-        self._cluster = cluster
+        self._beyond = beyond
         self._process = process
         self._text: tuple[object, TextModel] | None = None
         """That of the release opened last, and what it was made of."""
@@ -101,7 +101,7 @@ class ReleaseOpener:
         )
         secrets = CacheSecrets.load(node.secrets_dir)
         pins = open_page_locker(manifest.runtime, device=settings.device)
-        return open_cache(block_format, node.cache, secrets, pins=pins, remote=self._cluster.tiers)
+        return open_cache(block_format, node.cache, secrets, pins=pins, remote=self._beyond.tiers)
 
     def _text_of(self, release: VerifiedRelease) -> TextModel:
         """The text side. Reading a tokenizer holds Python's lock for long: an equal one is not read again."""

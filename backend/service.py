@@ -22,7 +22,7 @@ from backend.replies import Replies, Sender
 from backend.step_loop import StepLoop
 from backend.swapper import Swapper
 from backend.watchdog import Watchdog
-from cachemgr import Cluster, NoCluster
+from cachemgr import Beyond, NothingBeyond
 
 
 class DecoderService:
@@ -39,7 +39,7 @@ class DecoderService:
         drain_s: float,
         swapper: Swapper | None = None,
         recheck: Recheck | None = None,
-        cluster: Cluster | None = None,
+        beyond: Beyond | None = None,
     ) -> None:
         """Without a swapper, `serving` serves to the end; with one, it is the swapper's to close."""
         self._serving = serving if swapper is None else None
@@ -50,7 +50,7 @@ class DecoderService:
         self._drain_s = drain_s
         self._swapper = swapper
         self._recheck = recheck
-        self._cluster = cluster or NoCluster()
+        self._beyond = beyond or NothingBeyond()
         replies.start()
         loop.start()
         watchdog.start()
@@ -107,4 +107,4 @@ class DecoderService:
             if serving is not None and ended:
                 serving.close()
         finally:
-            self._cluster.close()
+            self._beyond.close()

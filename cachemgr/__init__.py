@@ -16,10 +16,12 @@
     arena_files     which files are taken over, created, deleted, within one bound per node
     other_arenas    what other processes of this node publish in theirs
     lane_tier       lanes of finished sequences, for the next prompt with the same beginning
-    joining         whether this process is one of a cluster, and the null object where it is not
-    host_store      the host tier as other nodes see it: single blocks held, received, listed, dropped
+    joining         what is beyond this process, where anything is configured; else the null object
+    host_contract   the host tier as all beyond see it;  `host_store` that over the table of slots
+    tiers           the tiers below, and what of a prompt is brought from where
     ring            which node owns which segment;  `cluster` nodes that share their caches
-    redis_client    alone speaks to Redis, for the cluster's membership;  `redis_address` where that is
+    redis_client    alone speaks to Redis: membership, and the tier there;  `redis_address` where that is
+    breaker         stops asking who does not answer
     remote, no_pins the null objects where no tier beyond this process, and no GPU, is configured
     secrets, keys   what names and tags are keyed with, and how keys are derived
     settings        bounds and names of a node;  `errors` the refusals;  `counts` what the metrics show
@@ -52,26 +54,26 @@ from cachemgr.contract import (
     Sink,
 )
 from cachemgr.errors import CacheError, SecretsError, SettingsError
-from cachemgr.joining import Cluster, NoCluster, join_cluster
+from cachemgr.joining import Beyond, NothingBeyond, reach_beyond
 from cachemgr.lane_tier import LaneTier
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.secrets import CacheSecrets, complete_secrets
 from cachemgr.settings import CacheSettings
 
 __all__ = [
+    "Beyond",
     "BlockFormat",
     "BlockHash",
     "CacheError",
     "CacheSecrets",
     "CacheSettings",
-    "Cluster",
     "ClusterSettings",
     "HostCache",
     "LaneTier",
     "Lease",
     "MemoryPins",
-    "NoCluster",
     "NoRemoteTiers",
+    "NothingBeyond",
     "PendingBlock",
     "PrefixCache",
     "RemoteTiers",
@@ -79,6 +81,6 @@ __all__ = [
     "SettingsError",
     "Sink",
     "complete_secrets",
-    "join_cluster",
     "open_cache",
+    "reach_beyond",
 ]

@@ -43,7 +43,7 @@ from cachemgr.settings import CacheSettings
 from cachemgr.shard import ALIGN, BlockAddress, ShardOpener, ShardSealer, Verdict, address_of
 
 if TYPE_CHECKING:
-    from cachemgr.cluster.contract import HostStore
+    from cachemgr.host_contract import HostStore
 
 log = logging.getLogger(__name__)
 
@@ -103,16 +103,22 @@ class HostCache:
         self._asked = True
         return self._tier.table.known(hashes)
 
-    def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
+    def acquire(
+        self, hashes: Sequence[BlockHash], *, deadline: float | None, block_s: float | None = None
+    ) -> Lease:
         """See PrefixCache. The lease is ready at once unless there is more, and a place to fetch it from."""
         self._asked = True
         tier, remote, clock = self._tier, self._remote, self._clock
         tier.table.sweep()
         slots = tier.table.pin(hashes)
+        if slots and remote.active:
+            remote.used(hashes[: len(slots)])
         fetch = deadline is not None and len(slots) < len(hashes) and remote.active and clock() < deadline
         if deadline is None or not fetch:
             return SlotLease(slots, hashes[: len(slots)], owner=self, tier=tier)
-        lease = FetchingLease(slots, hashes, owner=self, tier=tier, clock=clock, deadline=deadline)
+        lease = FetchingLease(
+            slots, hashes, owner=self, tier=tier, clock=clock, deadline=deadline, block_s=block_s
+        )
         lease.wait_for(remote)
         return lease
 

@@ -88,10 +88,13 @@ class PrefixCache(Protocol):
         """Length of the longest run of known blocks from the start. Memory only, no pin."""
         ...
 
-    def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
+    def acquire(
+        self, hashes: Sequence[BlockHash], *, deadline: float | None, block_s: float | None = None
+    ) -> Lease:
         """Pin the longest known run (possibly empty); fetch what is missing of the chain until `deadline`.
 
-        `deadline`: time.monotonic() seconds; None: nothing is fetched.
+        `deadline`: time.monotonic() seconds; None: nothing is fetched. `block_s`: seconds that computing one
+        more block would take: only what costs less is fetched. None: whatever is there is.
         """
         ...
 
@@ -159,10 +162,16 @@ class RemoteTiers(Protocol):
         ...
 
     def fetch(
-        self, hashes: Sequence[BlockHash], *, deadline: float, done: Callable[[], None]
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        deadline: float,
+        done: Callable[[], None],
+        block_s: float | None = None,
     ) -> Callable[[], None]:
         """Bring what is missing of the chain into the host tier until `deadline` (monotonic seconds).
 
+        `block_s`: seconds that computing one block instead would take; None: bring what there is.
         `done` is called exactly once, from any thread, also on failure, and perhaps before this returns.
         What is returned gives up interest: idempotent, from any thread; `done` is still called.
         """
@@ -170,6 +179,10 @@ class RemoteTiers(Protocol):
 
     def offer(self, hashes: Sequence[BlockHash], index: int) -> None:
         """Block `index` of the chain was committed here."""
+        ...
+
+    def used(self, hashes: Sequence[BlockHash]) -> None:
+        """These blocks, a chain from its front, were found here and are being used once more."""
         ...
 
     def close(self) -> None:

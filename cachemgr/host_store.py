@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cachemgr.arena import Arena, ArenaView
-from cachemgr.cluster.contract import ArenaPlace, HeldShard, IncomingShard
 from cachemgr.contract import BlockFormat, BlockHash
+from cachemgr.host_contract import ArenaPlace, HeldShard, IncomingShard
 from cachemgr.host_tier import HostTier
 from cachemgr.shard import (
     HEADER_NBYTES,
@@ -124,6 +124,10 @@ class TierStore:
     def missing(self, hashes: Sequence[BlockHash]) -> list[int]:
         """See HostStore."""
         return self._tier().table.single.missing(hashes)
+
+    def uses(self, names: Sequence[BlockHash]) -> list[int]:
+        """See HostStore."""
+        return self._tier().table.single.uses(names)
 
     def hold(self, names: Sequence[BlockHash]) -> list[HeldShard | None]:
         """See HostStore."""

@@ -1,8 +1,10 @@
-"""Whether this process is part of a cluster: opens its node, or the null object where none is configured.
+"""What is beyond this process's memory: opened where something is configured, else the null object.
 
-What speaks to other nodes is imported only here, and only when a cluster is configured.
+What speaks to other nodes, to Redis or to a disk is imported only here, and only when it is configured.
 """
 
+import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from cachemgr.cluster.settings import ClusterSettings
@@ -11,33 +13,37 @@ from cachemgr.remote import NoRemoteTiers
 from cachemgr.settings import CacheSettings
 
 if TYPE_CHECKING:
-    from cachemgr.cluster.contract import HostStore
+    from cachemgr.cluster.moves.replicator import CopiesObserver
+    from cachemgr.host_contract import HostStore
+    from cachemgr.tiers.beyond import OpenedBeyond
+    from cachemgr.tiers.io_thread import IoThread
+    from cachemgr.tiers.sources import Sources
 
 
-class Cluster(Protocol):
-    """The cluster as one process sees it; outlives the caches that are opened with it."""
+class Beyond(Protocol):
+    """Other nodes and lower tiers as one process sees them; outlives the caches that are opened with it."""
 
     def tiers(self, store: "HostStore") -> RemoteTiers:
-        """What a cache is opened with: `open_cache(…, remote=cluster.tiers)`."""
+        """What a cache is opened with: `open_cache(…, remote=beyond.tiers)`."""
         ...
 
-    def counters(self) -> dict[str, float]:
-        """Totals (`cluster_…_total`) and gauges (every other name)."""
+    def counters(self) -> Mapping[str, Mapping[str, float]]:
+        """By tier ("peer", "redis", "lmdb", "" for all): totals (`…_total`) and gauges (every other name)."""
         ...
 
     def close(self) -> None:
-        """Say goodbye to the other nodes, free sockets and threads. After the caches. Idempotent."""
+        """Say goodbye, write what waits, free sockets and threads. After the caches. Idempotent."""
         ...
 
 
-class NoCluster:
-    """The null object: this node is alone."""
+class NothingBeyond:
+    """The null object: this process is alone with its memory."""
 
     def tiers(self, store: "HostStore") -> RemoteTiers:
         """Nothing is beyond this process."""
         return NoRemoteTiers()
 
-    def counters(self) -> dict[str, float]:
+    def counters(self) -> Mapping[str, Mapping[str, float]]:
         """Nothing to count."""
         return {}
 
@@ -45,13 +51,24 @@ class NoCluster:
         """Nothing to close."""
 
 
-def join_cluster(cache: CacheSettings, cluster: ClusterSettings) -> Cluster:
-    """Start this process's part of the cluster. CacheError for settings that cannot work here.
+def reach_beyond(cache: CacheSettings, cluster: ClusterSettings) -> Beyond:
+    """Start this process's part of the cluster and its lower tiers. CacheError for settings that cannot work.
 
-    Trouble with other nodes is no reason not to start.
+    Trouble with other nodes, a server or a disk is no reason not to start.
     """
-    if not cluster.enabled:
-        return NoCluster()
-    from cachemgr.cluster.node import open_node
+    return open_beyond(cache, cluster) if cluster.enabled else NothingBeyond()
 
-    return open_node(cache, cluster)
+
+def open_beyond(
+    cache: CacheSettings, cluster: ClusterSettings, *, copies: "CopiesObserver | None" = None
+) -> "OpenedBeyond":
+    """The same for who knows that something is configured. `copies`: see ClusterNode."""
+    from cachemgr.cluster.node import ClusterNode
+    from cachemgr.tiers.beyond import OpenedBeyond
+    from cachemgr.tiers.sources import Sources
+
+    def make(io: "IoThread") -> "Sources":
+        node = ClusterNode(cache, cluster, spawn=io.spawn, copies=copies)
+        return Sources(node, (), clock=time.monotonic)
+
+    return OpenedBeyond(make)

@@ -62,7 +62,7 @@ class FetchingLease(SlotLease):
     could call back.
     """
 
-    __slots__ = ("_clock", "_deadline", "_give_up", "_lock", "_since", "_waiting")
+    __slots__ = ("_block_s", "_clock", "_deadline", "_give_up", "_lock", "_since", "_waiting")
 
     def __init__(
         self,
@@ -73,10 +73,12 @@ class FetchingLease(SlotLease):
         tier: HostTier,
         clock: Callable[[], float],
         deadline: float,
+        block_s: float | None = None,
     ) -> None:
         super().__init__(slots, tuple(hashes), owner=owner, tier=tier)
         self._clock = clock
         self._deadline = deadline
+        self._block_s = block_s
         self._since = clock()
         self._lock = Lock()
         self._waiting = True
@@ -85,7 +87,9 @@ class FetchingLease(SlotLease):
     def wait_for(self, remote: RemoteTiers) -> None:
         """Let `remote` fetch. What it raises is its bug: it passes through, and the lease is released."""
         try:
-            self._give_up = remote.fetch(self.hashes, deadline=self._deadline, done=self._done)
+            self._give_up = remote.fetch(
+                self.hashes, deadline=self._deadline, done=self._done, block_s=self._block_s
+            )
         except BaseException:
             self.release()
             raise

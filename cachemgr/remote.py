@@ -11,7 +11,12 @@ class NoRemoteTiers:
     active = False
 
     def fetch(
-        self, hashes: Sequence[BlockHash], *, deadline: float, done: Callable[[], None]
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        deadline: float,
+        done: Callable[[], None],
+        block_s: float | None = None,
     ) -> Callable[[], None]:
         """Nothing comes: done at once."""
         done()
@@ -19,6 +24,9 @@ class NoRemoteTiers:
 
     def offer(self, hashes: Sequence[BlockHash], index: int) -> None:
         """Nobody wants it."""
+
+    def used(self, hashes: Sequence[BlockHash]) -> None:
+        """Nobody wants to know."""
 
     def close(self) -> None:
         """Nothing to let go."""

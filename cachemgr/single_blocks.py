@@ -39,6 +39,14 @@ class SingleBlocks:
             first += len(part)
         return found
 
+    def uses(self, names: Sequence[BlockHash]) -> list[int]:
+        """How often each was seen, as far as is remembered."""
+        used: list[int] = []
+        for part in slices(names, SCATTERED):
+            with self._state.lock:
+                used += [int(self._state.index.find(name) is not None) for name in part]
+        return used
+
     def pin(self, names: Sequence[BlockHash]) -> list[int | None]:
         """Pin each that is here; its slot, or None. One in another process's arena only counts as used."""
         now, used_after = self._state.times()

@@ -16,7 +16,7 @@ from random import Random
 from cachemgr.cluster.bulk.server import BulkServer
 from cachemgr.cluster.bulk.tickets import Tickets
 from cachemgr.cluster.bulk.tls import server_context
-from cachemgr.cluster.contract import HostStore, Membership, Spawn
+from cachemgr.cluster.contract import Membership, Spawn
 from cachemgr.cluster.control.grpc_service import GrpcServer
 from cachemgr.cluster.control.messages import FormatStatus, NodeStatus
 from cachemgr.cluster.control.server import ControlServer, Door
@@ -30,6 +30,7 @@ from cachemgr.cluster.moves.repair import Repair
 from cachemgr.cluster.outward import Outward
 from cachemgr.cluster.settings import ClusterSettings, split_address
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.redis_address import RedisAddress
 from cachemgr.ring import RingState, Version
 

@@ -12,7 +12,6 @@ from random import Random
 from cachemgr.cluster.background import Pace
 from cachemgr.cluster.bulk.client import BulkClient
 from cachemgr.cluster.bulk.tls import client_context
-from cachemgr.cluster.contract import HostStore
 from cachemgr.cluster.control.client import ControlClient
 from cachemgr.cluster.control.grpc_service import GrpcChannel
 from cachemgr.cluster.control.host_token import host_token
@@ -27,6 +26,7 @@ from cachemgr.cluster.node_lock import NodeLock, NodeRingFile
 from cachemgr.cluster.rings import RingsInForce
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.errors import SettingsError
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, NodeSpec, Ring, crowded_domain, first_state
 from cachemgr.settings import CacheSettings
 

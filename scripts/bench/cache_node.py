@@ -27,8 +27,8 @@ from cachemgr import (
     RemoteTiers,
     open_cache,
 )
-from cachemgr.cluster.contract import HostStore
-from cachemgr.cluster.node import ClusterNode
+from cachemgr.host_contract import HostStore
+from cachemgr.joining import open_beyond
 
 _ROOT = Path(__file__).resolve().parents[2]
 _READ_S = 5.0
@@ -48,7 +48,7 @@ class OpenNode:
     """A cache and its node of the cluster."""
 
     def __init__(self, options: NodeOptions) -> None:
-        self.cluster = ClusterNode(options.cache, options.cluster)
+        self.cluster = open_beyond(options.cache, options.cluster)
         self._stores: list[HostStore] = []
         secrets = CacheSecrets.load(Path(options.secrets))
         self.cache: HostCache = open_cache(options.format, options.cache, secrets, remote=self._remote)

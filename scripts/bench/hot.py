@@ -21,12 +21,12 @@ from random import Random
 
 from cachemgr import BlockHash, CacheSecrets
 from cachemgr.cluster.background import Pace
-from cachemgr.cluster.contract import HostStore
 from cachemgr.cluster.fetch.fetcher import Fetcher
 from cachemgr.cluster.fetch.hot_keys import HotHints
 from cachemgr.cluster.fetch.read_repair import ReadRepair
 from cachemgr.cluster.moves.giver import Giver
 from cachemgr.cluster.settings import ClusterSettings
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId
 from scripts.bench.harness import Measurement, Reading
 from scripts.bench.hot_cluster import PATIENT_S, BenchCluster, FixedRing, opened_cluster

@@ -18,11 +18,12 @@ from cachemgr.cluster.bulk.frames import PeerTrouble
 from cachemgr.cluster.bulk.opening import BulkDoor
 from cachemgr.cluster.bulk.server import BulkServer
 from cachemgr.cluster.bulk.tickets import Tickets
-from cachemgr.cluster.contract import Fetched, HostStore, Peer, RingListener
+from cachemgr.cluster.contract import Fetched, Peer, RingListener
 from cachemgr.cluster.fetch.hot_keys import HotKeys
 from cachemgr.cluster.fetch.hot_spread import HotSpread
 from cachemgr.cluster.moves.giver import Giver
 from cachemgr.cluster.settings import ClusterSettings
+from cachemgr.host_contract import HostStore
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.ring import NodeId, NodeSpec, Ring, RingState, Version, first_state, position_of
 from cachemgr.shard import BlockAddress, slot_nbytes

@@ -154,7 +154,7 @@ class _Cluster:
 
     def figure(self, node: str, name: str) -> float:
         """A counter of a node."""
-        return self.nodes[node].cluster.counters().get(name, 0.0)
+        return self.nodes[node].cluster.counters()["peer"].get(name, 0.0)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """TimeoutError if it does not become true."""

@@ -30,8 +30,9 @@ from cachemgr import (
 from cachemgr.cluster.bulk.opening import BulkDoor
 from cachemgr.cluster.bulk.server import BulkServer
 from cachemgr.cluster.bulk.tickets import Tickets
-from cachemgr.cluster.contract import HostStore, RingListener
+from cachemgr.cluster.contract import RingListener
 from cachemgr.cluster.settings import ClusterSettings
+from cachemgr.host_contract import HostStore
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.ring import NodeId, NodeSpec, Ring, RingState, first_state
 from cachemgr.shard import slot_nbytes

@@ -178,7 +178,7 @@ class DictCache:
             count += 1
         return count
 
-    def acquire(self, hashes, *, deadline):
+    def acquire(self, hashes, *, deadline, block_s=None):
         self._check()
         self.deadlines.append(deadline)
         self.pins += 1

@@ -10,8 +10,8 @@ from hypothesis import settings
 
 from cachemgr import PrefixCache
 from tests.cachemgr.host import Host
+from tests.cachemgr.open_tiers import TIERS, OpenTier
 from tests.cachemgr.peer_process import Peer
-from tests.cachemgr.tiers import TIERS, OpenTier
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine is not a wrong answer
 settings.load_profile("no deadline")

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from cachemgr.cluster.contract import HeldShard, HostStore
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HeldShard, HostStore
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.shard import ShardCheck, Verdict
 
@@ -60,9 +60,15 @@ class Copier:
         self._fetches: list[Future[None]] = []
         self.given_up = 0
         self.offered: list[BlockHash] = []
+        self.seen: list[BlockHash] = []
 
     def fetch(
-        self, hashes: Sequence[BlockHash], *, deadline: float, done: Callable[[], None]
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        deadline: float,
+        done: Callable[[], None],
+        block_s: float | None = None,
     ) -> Callable[[], None]:
         names = [hashes[index] for index in self._near.missing(hashes)]
         self._fetches.append(self._thread.submit(self._fetch, names, done))
@@ -70,6 +76,9 @@ class Copier:
 
     def offer(self, hashes: Sequence[BlockHash], index: int) -> None:
         self.offered.append(hashes[index])
+
+    def used(self, hashes: Sequence[BlockHash]) -> None:
+        self.seen.extend(hashes)
 
     def settle(self) -> None:
         """Wait until every fetch is done; what went wrong in one is raised here."""

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cachemgr import BlockFormat, BlockHash, CacheSecrets, CacheSettings, HostCache, PrefixCache, open_cache
-from cachemgr.cluster.contract import HostStore
 from cachemgr.contract import RemoteTiers
+from cachemgr.host_contract import HostStore
 from cachemgr.shard import slot_nbytes
 
 FORMAT = BlockFormat(

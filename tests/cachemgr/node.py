@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cachemgr import BlockHash, HostCache
-from cachemgr.cluster.contract import HeldShard, HostStore
+from cachemgr.host_contract import HeldShard, HostStore
 from tests.cachemgr.copier import copy_shards, store_of
 from tests.cachemgr.host import Host, payload_of
 

@@ -8,12 +8,12 @@ import numpy.typing as npt
 import pytest
 
 from cachemgr import BlockHash, Lease, NoRemoteTiers, PrefixCache, open_cache
-from cachemgr.cluster.contract import HostStore
+from cachemgr.host_contract import HostStore
 from cachemgr.shard import address_of
 from tests.cachemgr.copier import Copier
 from tests.cachemgr.host import FORMAT, SECRETS, Host, chain, fill, payload_of, read, write
 from tests.cachemgr.node import Node, open_node
-from tests.cachemgr.tiers import open_travelled_tier
+from tests.cachemgr.open_tiers import open_travelled_tier
 
 
 class Beyond:
@@ -23,17 +23,25 @@ class Beyond:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Sequence[BlockHash], float]] = []
+        self.prices: list[float | None] = []
         self.done: list[Callable[[], None]] = []
         self.given_up = 0
         self.offered: list[tuple[BlockHash, bool]] = []
+        self.used_again: list[list[BlockHash]] = []
         self.at_once = False
         self.closed: list[bool] = []
         self.cache: PrefixCache | None = None
 
     def fetch(
-        self, hashes: Sequence[BlockHash], *, deadline: float, done: Callable[[], None]
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        deadline: float,
+        done: Callable[[], None],
+        block_s: float | None = None,
     ) -> Callable[[], None]:
         self.asked.append((hashes, deadline))
+        self.prices.append(block_s)
         self.done.append(done)
         if self.at_once:
             done()
@@ -42,6 +50,9 @@ class Beyond:
     def offer(self, hashes: Sequence[BlockHash], index: int) -> None:
         assert self.cache is not None
         self.offered.append((hashes[index], self.cache.lookup([hashes[index]]) == 1))
+
+    def used(self, hashes: Sequence[BlockHash]) -> None:
+        self.used_again.append(list(hashes))
 
     def close(self) -> None:
         assert self.cache is not None
@@ -214,13 +225,22 @@ def test_nothing_is_fetched_without_need_time_or_anybody_beyond(rig: Rig) -> Non
 
 
 def test_a_fetch_that_raises_pins_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(hashes: object, *, deadline: float, done: object) -> Callable[[], None]:
+    def broken(hashes: object, **how: object) -> Callable[[], None]:
         raise OSError("loop is gone")
 
     monkeypatch.setattr(rig.beyond, "fetch", broken)
     with pytest.raises(OSError, match="loop is gone"):
         rig.acquire()
     assert rig.counts("pins") == [0]
+
+
+def test_what_is_found_is_told_and_what_is_missing_is_asked_with_the_price_of_a_block(rig: Rig) -> None:
+    lease = rig.cache.acquire(rig.hashes, deadline=rig.clock() + 5.0, block_s=0.02)
+    found = rig.beyond.used_again[-1]
+    assert found == list(rig.hashes[: len(found)])
+    assert len(found) == lease.blocks > 0
+    assert rig.beyond.prices == [0.02]
+    lease.release()
 
 
 def test_every_committed_block_is_offered_once_it_can_be_found(rig: Rig) -> None:

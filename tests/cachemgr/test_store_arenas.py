@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import cachemgr.cache
 from cachemgr import BlockHash
-from cachemgr.cluster.contract import IncomingShard
+from cachemgr.host_contract import IncomingShard
 from cachemgr.shard import BlockAddress, Verdict, address_of, slot_nbytes
 from tests.cachemgr.host import FORMAT, Host, chain, fill, payload_of, read
 from tests.cachemgr.node import Node, is_whole, open_node

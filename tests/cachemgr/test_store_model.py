@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from cachemgr import BlockHash, Lease, PendingBlock
-from cachemgr.cluster.contract import HeldShard, HostStore, IncomingShard
+from cachemgr.host_contract import HeldShard, HostStore, IncomingShard
 from cachemgr.shard import Verdict, address_of
 from tests.cachemgr.copier import Copier
 from tests.cachemgr.host import Host, chain, fill, payload_of

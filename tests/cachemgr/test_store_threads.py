@@ -11,7 +11,7 @@ import pytest
 
 import cachemgr.cache
 from cachemgr import BlockHash, HostCache
-from cachemgr.cluster.contract import HeldShard, HostStore
+from cachemgr.host_contract import HeldShard, HostStore
 from tests.cachemgr.copier import Copier
 from tests.cachemgr.host import Host, chain, fill, payload_of, write
 from tests.cachemgr.node import Node, is_whole, open_node

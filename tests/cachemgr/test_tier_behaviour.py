@@ -9,7 +9,7 @@ import pytest
 
 from cachemgr import BlockHash, Lease, PrefixCache
 from tests.cachemgr.host import FORMAT, chain, fill, payload_of, read, write
-from tests.cachemgr.tiers import OpenTier
+from tests.cachemgr.open_tiers import OpenTier
 
 
 def ignore(blocks: range, payloads: Sequence[npt.NDArray[np.uint8]]) -> None:

@@ -1,7 +1,7 @@
 """What stays and what goes in every tier behind PrefixCache: leases, eviction, time to live."""
 
 from tests.cachemgr.host import Host, chain, fill, read, write
-from tests.cachemgr.tiers import OpenTier
+from tests.cachemgr.open_tiers import OpenTier
 
 
 def test_a_lease_keeps_its_blocks_whatever_else_is_written(open_tier: OpenTier) -> None:

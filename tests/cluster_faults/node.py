@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cachemgr import BlockHash, CacheSettings, HostCache, open_cache
-from cachemgr.cluster.contract import HostStore
-from cachemgr.cluster.node import open_node
 from cachemgr.cluster.settings import ClusterSettings
+from cachemgr.host_contract import HostStore
+from cachemgr.joining import open_beyond
 from cachemgr.shard import slot_nbytes
 from tests.cachemgr.host import SECRETS
 from tests.cachemgr.writer_process import die_with_parent
@@ -54,7 +54,7 @@ class FaultNode:
         self._stores: list[HostStore] = []
         self._written: dict[BlockHash, tuple[ChainId, int]] = {}
         self._twice: queue.SimpleQueue[BlockHash] = queue.SimpleQueue()
-        self._cluster = open_node(
+        self._cluster = open_beyond(
             CacheSettings(cluster=options.cluster, node=options.node, directory=options.directory),
             options.settings,
             copies=self._copied,
@@ -144,7 +144,7 @@ class FaultNode:
         return {"held": held}
 
     def _counters(self, command: dict[str, Any]) -> dict[str, Any]:
-        counters = dict(self._cluster.counters())
+        counters = {name: value for of in self._cluster.counters().values() for name, value in of.items()}
         for cache in self._caches:
             for name, value in cache.counters().items():
                 counters[name] = counters.get(name, 0.0) + value

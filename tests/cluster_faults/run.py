@@ -230,6 +230,6 @@ _NEVER = frozenset(
     {
         "cache_evicted_blocks_total", "cache_expired_blocks_total", "cache_corrupt_blocks_total",
         "cache_unreadable_blocks_total", "cache_full_refusals_total", "cache_lost_arenas_total",
-        "cluster_failed_parts_total", "cluster_failed_fetches_total", "cluster_failed_offers_total",
+        "cluster_failed_parts_total", "beyond_failed_fetches_total", "beyond_failed_offers_total",
     }
 )  # fmt: skip

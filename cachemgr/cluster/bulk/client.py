@@ -27,9 +27,10 @@ from cachemgr.cluster.bulk.messages import Ended, Places, Request, encode, join_
 from cachemgr.cluster.bulk.opening import BulkDoor, open_stream
 from cachemgr.cluster.bulk.same_host import PeerArenas, bring
 from cachemgr.cluster.bulk.watch import AnswerWatch
-from cachemgr.cluster.contract import Fetched, HostStore, Rings
+from cachemgr.cluster.contract import Fetched, Rings
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId
 from cachemgr.shard import HEADER_NBYTES, BlockAddress
 

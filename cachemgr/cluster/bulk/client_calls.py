@@ -25,8 +25,8 @@ from cachemgr.cluster.bulk.frames import (
 from cachemgr.cluster.bulk.incoming import IncomingBlock, Outcome
 from cachemgr.cluster.bulk.messages import Ended, Places, decode
 from cachemgr.cluster.bulk.outgoing import OutgoingBlocks
-from cachemgr.cluster.contract import HeldShard, HostStore
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HeldShard, HostStore
 from cachemgr.shard import HEADER_NBYTES, BlockAddress
 
 DISCARD_NBYTES = 32 << 20

@@ -12,7 +12,7 @@ Threads: the IO thread.
 
 from enum import Enum
 
-from cachemgr.cluster.contract import HostStore, IncomingShard
+from cachemgr.host_contract import HostStore, IncomingShard
 from cachemgr.shard import BlockAddress, ShardCheck, Verdict
 
 PIECE_NBYTES = 256 << 10

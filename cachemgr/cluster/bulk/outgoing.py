@@ -23,8 +23,8 @@ from cachemgr.cluster.bulk.frames import (
     pack_head,
 )
 from cachemgr.cluster.bulk.streams import Buffer
-from cachemgr.cluster.contract import HeldShard, HostStore
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HeldShard, HostStore
 
 GROUP_NBYTES = 8 << 20
 _GROUP_BLOCKS = 64

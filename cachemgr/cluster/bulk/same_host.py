@@ -17,7 +17,7 @@ from collections import OrderedDict
 from cachemgr.arena import open_to_read
 from cachemgr.cluster.bulk.incoming import PIECE_NBYTES, IncomingBlock, Outcome
 from cachemgr.cluster.bulk.messages import PlacedFile
-from cachemgr.cluster.contract import HostStore
+from cachemgr.host_contract import HostStore
 from cachemgr.shard import ALIGN, HEADER_NBYTES, BlockAddress
 
 _MAPPED = 16

@@ -35,10 +35,11 @@ from cachemgr.cluster.bulk.server_connection import ServerConnection, Serving
 from cachemgr.cluster.bulk.streams import Stream, fill, send_all, tune, wrap
 from cachemgr.cluster.bulk.tickets import Tickets
 from cachemgr.cluster.bulk.transfer_leases import TransferLeases
-from cachemgr.cluster.contract import HostStore, Rings
+from cachemgr.cluster.contract import Rings
 from cachemgr.cluster.settings import ClusterSettings, is_loopback
 from cachemgr.contract import BlockHash
 from cachemgr.errors import SettingsError
+from cachemgr.host_contract import HostStore
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from cachemgr.cluster.bulk.outbox import Outbox
 from cachemgr.cluster.bulk.outgoing import OutgoingBlocks
 from cachemgr.cluster.bulk.send_budget import SendBudget, Waiter
 from cachemgr.cluster.bulk.transfer_leases import TransferLease
-from cachemgr.cluster.contract import HeldShard, HostStore
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HeldShard, HostStore
 from cachemgr.shard import HEADER_NBYTES, NO_PARENT, BlockAddress, address_in
 
 OnRead = Callable[[BlockHash, int, int], None]

@@ -44,9 +44,10 @@ from cachemgr.cluster.bulk.send_budget import SendBudget
 from cachemgr.cluster.bulk.server_calls import GetWork, OnRead, Pinned, PlacesWork, PutWork, ReadCounts, Work
 from cachemgr.cluster.bulk.streams import Stream
 from cachemgr.cluster.bulk.transfer_leases import TransferLeases
-from cachemgr.cluster.contract import HostStore, Rings
+from cachemgr.cluster.contract import Rings
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, RingError, Version, decode_ring, encode_ring
 from cachemgr.shard import ShardCheck, Verdict
 

@@ -16,7 +16,6 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from cachemgr.cluster.contract import HostStore
 from cachemgr.cluster.control.packed import (
     ADDRESS_NBYTES,
     CURSOR_NBYTES,
@@ -24,6 +23,7 @@ from cachemgr.cluster.control.packed import (
     pack_address,
     unpack_arcs,
 )
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId
 
 KEPT_S = 30.0

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from cachemgr.cluster.bulk.frames import PeerTrouble, TroubleKind
 from cachemgr.cluster.bulk.opening import BulkDoor
-from cachemgr.cluster.contract import Fetched, HostStore
+from cachemgr.cluster.contract import Fetched
 from cachemgr.cluster.control.client import ControlClient
 from cachemgr.cluster.control.messages import (
     DRAIN,
@@ -37,6 +37,7 @@ from cachemgr.cluster.control.peer_calls import PeerCalls
 from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.cluster.settings import ClusterSettings, split_address
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, Version
 from cachemgr.shard import BlockAddress
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cachemgr.cluster.bulk.tickets import Tickets
-from cachemgr.cluster.contract import HostStore
 from cachemgr.cluster.control.grpc_service import Handler
 from cachemgr.cluster.control.listings import Listings
 from cachemgr.cluster.control.messages import (
@@ -57,6 +56,7 @@ from cachemgr.cluster.control.packed import MessageError, pack_addresses, unpack
 from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.cluster.rings import RingsInForce
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import Epoch, NodeId, RingConflict, RingError, RingState, Version, decode_ring
 from cachemgr.shard import BlockAddress
 

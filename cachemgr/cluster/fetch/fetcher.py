@@ -32,13 +32,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 
-from cachemgr.cluster.contract import HostStore, Peer, Peers, Rings
+from cachemgr.cluster.contract import Peer, Peers, Rings
 from cachemgr.cluster.fetch.candidates import Candidates
 from cachemgr.cluster.fetch.hot_keys import HotHints
 from cachemgr.cluster.fetch.joined_gets import Answer, GetCounts, JoinedGets
 from cachemgr.cluster.fetch.read_repair import ReadRepair
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId
 from cachemgr.shard import SEGMENT_BLOCKS, BlockAddress, address_of
 

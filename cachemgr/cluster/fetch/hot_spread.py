@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from cachemgr.cluster.contract import HostStore, Peers
+from cachemgr.cluster.contract import Peers
 from cachemgr.cluster.moves.giver import Giver
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, position_of
 from cachemgr.shard import BlockAddress
 

@@ -15,10 +15,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cachemgr.cluster.contract import Fetched, HostStore, Peer
+from cachemgr.cluster.contract import Fetched, Peer
 from cachemgr.cluster.fetch.hot_keys import HotHints
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.shard import BlockAddress
 
 log = logging.getLogger(__name__)

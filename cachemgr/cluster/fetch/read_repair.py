@@ -13,9 +13,10 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from cachemgr.cluster.contract import HostStore, Peers
+from cachemgr.cluster.contract import Peers
 from cachemgr.cluster.moves.giver import Giver
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId
 from cachemgr.shard import BlockAddress
 

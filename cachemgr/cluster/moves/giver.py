@@ -8,8 +8,9 @@ Threads: the IO thread.
 from collections.abc import Callable, Iterator, Sequence
 
 from cachemgr.cluster.background import Pace
-from cachemgr.cluster.contract import HostStore, Peer
+from cachemgr.cluster.contract import Peer
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.shard import BlockAddress
 
 LOOKUP_BLOCKS = 256

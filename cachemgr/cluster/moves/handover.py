@@ -24,12 +24,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cachemgr.cluster.background import Background, Pace
-from cachemgr.cluster.contract import HostStore, Peers
+from cachemgr.cluster.contract import Peers
 from cachemgr.cluster.moves.arcs import SLICES, ArcSet, owned_arcs
 from cachemgr.cluster.moves.giver import Giver, addresses_of
 from cachemgr.cluster.moves.mover import MovingRings, Stores
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, Ring, position_of
 from cachemgr.shard import BlockAddress
 

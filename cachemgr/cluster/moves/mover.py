@@ -29,10 +29,11 @@ from enum import IntEnum
 from typing import Protocol
 
 from cachemgr.cluster.background import Background, Pace
-from cachemgr.cluster.contract import HostStore, Peer, Peers, Rings
+from cachemgr.cluster.contract import Peer, Peers, Rings
 from cachemgr.cluster.moves.arcs import ArcSet, arcs_of, owned_arcs, split_at_vnodes
 from cachemgr.cluster.moves.giver import addresses_of, batches
 from cachemgr.cluster.settings import ClusterSettings
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, Ring, Version, position_of
 from cachemgr.shard import BlockAddress
 

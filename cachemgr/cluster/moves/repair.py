@@ -19,11 +19,12 @@ import logging
 from collections.abc import Callable, Sequence
 
 from cachemgr.cluster.background import Background, Pace
-from cachemgr.cluster.contract import HostStore, Peer, Peers, Rings
+from cachemgr.cluster.contract import Peer, Peers, Rings
 from cachemgr.cluster.moves.arcs import SLICES, ArcSet, owned_arcs
 from cachemgr.cluster.moves.giver import Giver
 from cachemgr.cluster.moves.mover import Stores
 from cachemgr.cluster.settings import ClusterSettings
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, Version, position_of
 from cachemgr.shard import BlockAddress
 

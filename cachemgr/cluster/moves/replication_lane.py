@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from cachemgr.cluster.contract import HostStore, Peers
+from cachemgr.cluster.contract import Peers
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId
 from cachemgr.shard import BlockAddress
 

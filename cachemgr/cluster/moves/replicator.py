@@ -19,10 +19,11 @@ Threads: the IO thread.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from cachemgr.cluster.contract import HostStore, Peers, Rings
+from cachemgr.cluster.contract import Peers, Rings
 from cachemgr.cluster.moves.replication_lane import Copying, OwnerLane
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, Ring, position_of
 from cachemgr.shard import address_of
 

@@ -11,9 +11,10 @@ from cachemgr.cluster.bulk.client import BulkClient
 from cachemgr.cluster.bulk.opening import BulkDoor
 from cachemgr.cluster.bulk.server import BulkServer
 from cachemgr.cluster.bulk.tickets import Tickets
-from cachemgr.cluster.contract import Fetched, HostStore, RingListener
+from cachemgr.cluster.contract import Fetched, RingListener
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockFormat, BlockHash
+from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, NodeSpec, Ring, RingState, first_state
 from cachemgr.shard import BlockAddress, address_of
 from tests.cachemgr.host import Host, payload_of

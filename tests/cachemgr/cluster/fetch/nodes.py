@@ -16,13 +16,14 @@ import numpy.typing as npt
 
 from cachemgr import BlockHash, HostCache, open_cache
 from cachemgr.cluster.background import Pace
-from cachemgr.cluster.contract import Fetched, HostStore, Peer, RingListener
+from cachemgr.cluster.contract import Fetched, Peer, RingListener
 from cachemgr.cluster.fetch.fetcher import Fetcher
 from cachemgr.cluster.fetch.hot_keys import HotHints
 from cachemgr.cluster.fetch.read_repair import ReadRepair
 from cachemgr.cluster.moves.giver import Giver
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import RemoteTiers
+from cachemgr.host_contract import HostStore
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.ring import NodeId, NodeSpec, Ring, RingState, Version, first_state, position_of
 from cachemgr.shard import SEGMENT_BLOCKS, BlockAddress, address_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cachemgr import BlockHash, CacheSettings, ClusterSettings, HostCache, open_cache
-from cachemgr.cluster.node import ClusterNode
+from cachemgr.joining import open_beyond
 from cachemgr.ring import NodeSpec
 from cachemgr.shard import slot_nbytes
 from tests.cachemgr.host import FORMAT, SECRETS, payload_of
@@ -34,7 +34,7 @@ class Node:
 
     def open(self) -> None:
         self.copies: dict[BlockHash, frozenset[str]] = {}
-        self.cluster = ClusterNode(self.cache_settings, self.settings, copies=self._copied)
+        self.cluster = open_beyond(self.cache_settings, self.settings, copies=self._copied)
         self.cache: HostCache = open_cache(FORMAT, self.cache_settings, SECRETS, remote=self.cluster.tiers)
 
     def _copied(self, name: BlockHash, domains: frozenset[str]) -> None:

@@ -16,13 +16,21 @@ from cachemgr.cluster.control.messages import OPEN, STATUS, NodeStatus, OpenRequ
 from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
 from cachemgr.cluster.node import ClusterNode
 from cachemgr.cluster.node_lock import NodeLock
+from cachemgr.joining import open_beyond
 from cachemgr.ring import KeptRings, NodeId, NodeSpec, ReplacedRing, RingFile, add_node, first_state
+from cachemgr.tiers.beyond import OpenedBeyond
 from tests.cachemgr.cluster.node.cluster_rig import Node, nodes, read_within
 from tests.cachemgr.host import FORMAT, SECRETS, chain, fill, write
 from tests.free_ports import free_ports
 from tests.waiting import wait_until
 
 PROMPT = 40
+
+
+def node_of(process: OpenedBeyond) -> ClusterNode:
+    node = process.sources.node
+    assert node is not None
+    return node
 
 
 @pytest.mark.parametrize("same_host", [True, False])
@@ -73,14 +81,14 @@ def test_only_one_process_of_a_node_listens_and_the_next_takes_over(
     tmp_path: Path, shared_memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with nodes(tmp_path, shared_memory, 2) as (a, _), caplog.at_level(logging.INFO):
-        second = ClusterNode(a.cache_settings, a.settings)
+        second = open_beyond(a.cache_settings, a.settings)
         try:
             assert "another process of it listens" in caplog.text
-            assert second._listening is None
+            assert node_of(second).listening is None
             names = chain(a.cache, 3)
             write(a.cache, names, 0)
             a.close()
-            wait_until(lambda: second._listening is not None)
+            wait_until(lambda: node_of(second).listening is not None)
             assert status(a).node == "n1"
         finally:
             second.close()
@@ -96,17 +104,17 @@ def test_another_process_of_a_node_follows_the_rings_on_disk(tmp_path: Path, sha
     file = RingFile(tmp_path / "n1" / "ring.json")
     alone = first_state([NodeSpec("n1", "127.0.0.1:7400")], replicas=1)
     both = add_node(alone, NodeSpec("n2", "127.0.0.1:7401"))
-    process = ClusterNode(cache, settings)
+    process = open_beyond(cache, settings)
     try:
-        assert not process._out.rings.known
+        assert not node_of(process).out.rings.known
         file.save(KeptRings(alone, (), time.time(), True))
-        wait_until(lambda: process._out.rings.known)
+        wait_until(lambda: node_of(process).out.rings.known)
         file.save(KeptRings(both, (ReplacedRing(alone, time.time()),), time.time(), False))
-        wait_until(lambda: process._out.rings.version == both.version)
-        assert process._out.peers.peer(NodeId("n2")) is not None
-        assert not process._out.rings.pulled
+        wait_until(lambda: node_of(process).out.rings.version == both.version)
+        wait_until(lambda: node_of(process).out.peers.peer(NodeId("n2")) is not None)
+        assert not node_of(process).out.rings.pulled
         file.save(KeptRings(both, (), time.time(), True))
-        wait_until(lambda: process._out.rings.pulled)
+        wait_until(lambda: node_of(process).out.rings.pulled)
     finally:
         process.close()
         listens.release()
@@ -121,11 +129,11 @@ def test_a_cache_that_was_closed_is_counted_and_not_kept(tmp_path: Path, shared_
         kept = weakref.ref(store)
         del store
         gc.collect()
-        wait_until(lambda: a.cluster.counters().get("cluster_dropped_offers_total") == 7)
+        wait_until(lambda: a.cluster.counters()[""].get("beyond_dropped_offers_total") == 7)
         a.cache = open_cache(FORMAT, a.cache_settings, SECRETS, remote=a.cluster.tiers)
         gc.collect()
         assert kept() is None
-        assert a.cluster.counters().get("cluster_dropped_offers_total") == 7
+        assert a.cluster.counters()[""].get("beyond_dropped_offers_total") == 7
 
 
 def test_nothing_is_left_after_close(tmp_path: Path, shared_memory: Path) -> None:
@@ -147,7 +155,7 @@ def test_a_taken_port_is_said_and_the_node_asks_on(
         settings = ClusterSettings(
             listen=a.spec.address, members=(a.spec, b.spec), state_dir=str(tmp_path / "third")
         )
-        third = ClusterNode(a.cache_settings, settings)
+        third = open_beyond(a.cache_settings, settings)
         third.close()
         assert "does not listen: listen: must be a free address" in caplog.text
 
@@ -160,7 +168,7 @@ def test_certificates_that_are_not_there_are_refused(tmp_path: Path, shared_memo
             tls_cert=missing, tls_key=missing, tls_ca=missing,
         )  # fmt: skip
         with pytest.raises(SettingsError, match=r"tls_cert, tls_key, tls_ca: must be PEM files"):
-            ClusterNode(a.cache_settings, settings)
+            open_beyond(a.cache_settings, settings)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +183,7 @@ def test_what_cannot_be_on_a_ring_is_refused_by_every_process_of_a_node(
     listens = NodeLock(tmp_path / "n1")
     assert listens.take()
     with pytest.raises(CacheError, match=r"^(domain|address): must be"):
-        ClusterNode(cache, settings)
+        open_beyond(cache, settings)
     listens.release()
 
 
@@ -200,10 +208,10 @@ def test_a_node_that_looks_for_its_ring_counts_answers_and_leaves(
             state_dir=str(tmp_path / "n1"),
         )
         cache = CacheSettings(cluster="test", node="n1", host_bytes=0, directory=str(shared_memory))
-        node = ClusterNode(cache, settings)
+        node = open_beyond(cache, settings)
         try:
-            wait_until(lambda: "cluster_move_settled" in node.counters(), limit_s=3)
-            assert node.counters()["cluster_epoch"] == 0
+            wait_until(lambda: "cluster_move_settled" in node.counters().get("peer", {}), limit_s=3)
+            assert node.counters()["peer"]["cluster_epoch"] == 0
             asked = OpenRequest(cluster="test", node="n2")
             with pytest.raises(ControlTrouble, match="looking for the ring") as refused:
                 ask(settings.listen, OPEN, asked, timeout_s=10)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cachemgr import BlockHash, HostCache, Lease, PrefixCache
-from cachemgr.cluster.contract import HostStore
+from cachemgr.host_contract import HostStore
 from tests.cachemgr.copier import Copier, copy_shards, store_of
 from tests.cachemgr.host import Host
 
@@ -27,7 +27,9 @@ class TravelledTier:
         self._far = far[0]
         self._cache: HostCache = host.open(blocks=blocks, node=node, remote=self._connect, **others)
 
-    def acquire(self, hashes: Sequence[BlockHash], *, deadline: float | None) -> Lease:
+    def acquire(
+        self, hashes: Sequence[BlockHash], *, deadline: float | None, block_s: float | None = None
+    ) -> Lease:
         run = hashes[: self._cache.lookup(hashes)]
         copy_shards(self._near, self._far, run)
         there = set(run) - {run[index] for index in self._far.missing(run)}

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from cachemgr import BlockHash
-from cachemgr.cluster.contract import HostStore
-from cachemgr.cluster.fetch.reads import ClusterTiers
+from cachemgr.cluster.fetch.fetcher import Fetcher
+from cachemgr.host_contract import HostStore
+from cachemgr.tiers.door import TiersDoor
 from tests.cachemgr import host
 from tests.cachemgr.cluster.fetch.nodes import cluster
 from tests.waiting import wait_until
@@ -29,20 +30,23 @@ class Io:
         self.behave: Callable[[], None] = lambda: None
         self.seconds = 0.0
         self.offered: list[int] = []
+        self.asked: list[float | None] = []
+        self.used_again: list[Sequence[BlockHash]] = []
         self.under_way = 0
         self.forgotten = 0
-        self.doors: list[ClusterTiers] = []
+        self.doors: list[TiersDoor] = []
 
-    def door(self, **options: int) -> ClusterTiers:
+    def door(self, **options: int) -> TiersDoor:
         store: HostStore = None  # type: ignore[assignment]  # nobody looks at it here
         self.doors.append(
-            ClusterTiers(
-                store, loop=self.loop, fetch=self.fetch, offer=self.offer, forget=self.forget, **options
-            )
+            TiersDoor(store, loop=self.loop, beyond=self, **options)
         )
         return self.doors[-1]
 
-    async def fetch(self, store: HostStore, hashes: Sequence[BlockHash], *, deadline: float) -> None:
+    async def fetch(
+        self, store: HostStore, hashes: Sequence[BlockHash], *, deadline: float, block_s: float | None
+    ) -> None:
+        self.asked.append(block_s)
         self.under_way += 1
         try:
             self.behave()
@@ -54,6 +58,9 @@ class Io:
     def offer(self, store: HostStore, hashes: Sequence[BlockHash], index: int) -> None:
         self.behave()
         self.offered.append(index)
+
+    def used(self, store: HostStore, hashes: Sequence[BlockHash]) -> None:
+        self.used_again.append(hashes)
 
     async def forget(self, store: HostStore) -> None:
         self.forgotten += 1
@@ -84,7 +91,7 @@ class Done:
         self.calls += 1
 
 
-def fetch(door: ClusterTiers) -> tuple[Done, Callable[[], None]]:
+def fetch(door: TiersDoor) -> tuple[Done, Callable[[], None]]:
     done = Done()
     return done, door.fetch(CHAIN, deadline=time.monotonic() + 5, done=done)
 
@@ -108,7 +115,7 @@ def test_a_fetch_that_raises_is_done_and_counted(io: Io, caplog: pytest.LogCaptu
     door = io.door()
     done, _ = fetch(door)
     wait_until(lambda: done.calls)
-    assert door.counters()["cluster_failed_fetches_total"] == 1
+    assert door.counters()["beyond_failed_fetches_total"] == 1
     assert "our own bug" in caplog.text
 
 
@@ -137,7 +144,7 @@ def test_more_than_the_limit_are_done_at_once_and_counted(io: Io) -> None:
     door = io.door(limit=3)
     calls = [fetch(door)[0] for _ in range(5)]
     assert [done.calls for done in calls] == [0, 0, 0, 1, 1]
-    assert door.counters()["cluster_refused_fetches_total"] == 2
+    assert door.counters()["beyond_refused_fetches_total"] == 2
     door.close()
     assert [done.calls for done in calls] == [1] * 5
 
@@ -210,6 +217,15 @@ def test_offers_reach_the_replicator_in_order(io: Io) -> None:
     assert io.offered == list(range(500))
 
 
+def test_use_and_the_price_of_a_block_are_told(io: Io) -> None:
+    door = io.door()
+    door.used(CHAIN[:2])
+    done = Done()
+    door.fetch(CHAIN, deadline=time.monotonic() + 5, done=done, block_s=0.25)
+    wait_until(lambda: done.calls)
+    assert (io.used_again, io.asked, io.offered) == ([CHAIN[:2]], [0.25], [])
+
+
 def test_offers_that_wait_are_bounded(io: Io) -> None:
     door = io.door(offers=10)
     hold = threading.Event()
@@ -219,7 +235,7 @@ def test_offers_that_wait_are_bounded(io: Io) -> None:
     hold.set()
     wait_until(lambda: len(io.offered) == 10)
     assert io.offered == list(range(10))
-    assert door.counters()["cluster_dropped_offers_total"] == 15
+    assert door.counters()["beyond_dropped_offers_total"] == 15
 
 
 def test_an_offer_that_raises_is_counted_and_the_next_goes_on(
@@ -236,7 +252,7 @@ def test_an_offer_that_raises_is_counted_and_the_next_goes_on(
     for index in range(3):
         door.offer(CHAIN, index)
     wait_until(lambda: io.offered == [0, 2])
-    assert door.counters()["cluster_failed_offers_total"] == 1
+    assert door.counters()["beyond_failed_offers_total"] == 1
 
 
 def test_it_never_blocks_the_step_loop(io: Io) -> None:
@@ -291,20 +307,33 @@ def test_done_exactly_once_under_random_faults(seed: int) -> None:
     assert Counter(done.calls for done in calls) == {1: 450}
 
 
+class Fetching:
+    """The part of Sources that a fetcher is."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    async def fetch(
+        self, store: HostStore, hashes: Sequence[BlockHash], *, deadline: float, block_s: float | None
+    ) -> None:
+        await self._fetcher.fetch(store, hashes, deadline=deadline)
+
+    def offer(self, store: HostStore, hashes: Sequence[BlockHash], index: int) -> None:
+        pass
+
+    def used(self, store: HostStore, hashes: Sequence[BlockHash]) -> None:
+        pass
+
+    async def forget(self, store: HostStore) -> None:
+        await self._fetcher.forget(store)
+
+
 def test_a_cache_reads_through_it_from_another_node() -> None:
     """The real thing: lease → door → fetcher → host tier, and every byte is right."""
     with cluster(replicas=1) as c:
         io = Io()
-
-        async def forget(store: HostStore) -> None:
-            await c.fetcher.forget(store)
-
-        def door(store: HostStore) -> ClusterTiers:
-            return ClusterTiers(
-                store, loop=io.loop, fetch=c.fetcher.fetch, offer=io.offer, forget=forget
-            )
-
-        c.me.cache.reach_beyond(door)
+        sources = Fetching(c.fetcher)
+        c.me.cache.reach_beyond(lambda store: TiersDoor(store, loop=io.loop, beyond=sources))
         hashes = c.chain(64, where=lambda owners: all("n0" not in both for both in owners))
         c.place_all(hashes)
         lease = c.me.cache.acquire(hashes, deadline=time.monotonic() + 5)

@@ -1,9 +1,9 @@
-"""What the step loop sees of the cluster: one door per block format, thread-safe, and never waiting.
+"""What the step loop sees of all that is beyond: one door per block format, thread-safe, never waiting.
 
 Invariants
 - `done` is called exactly once per fetch: when it ended, was given up, found no room, or its loop is gone.
 - At most `limit` fetches are under way; one more is done at once, which is a miss.
-- Committed blocks that the IO thread has not taken yet are bounded, too; more are dropped and counted.
+- What was committed or used and not taken by the IO thread yet is bounded, too; more is dropped, counted.
 
 Threads: any, but `close` not on the IO thread, which it waits for.
 """
@@ -13,13 +13,13 @@ import concurrent.futures
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Protocol
 
-from cachemgr.cluster.contract import HostStore
 from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
 
 log = logging.getLogger(__name__)
 
@@ -27,19 +27,26 @@ _CLOSE_S = 10.0
 """Longer than anything takes that is cancelled."""
 
 
-class Fetch(Protocol):
-    """Fetcher.fetch."""
+class Beyond(Protocol):
+    """What there is beyond a store, on the loop."""
 
-    async def __call__(self, store: HostStore, hashes: Sequence[BlockHash], *, deadline: float) -> None:
-        """Bring what is missing of a chain until `deadline`."""
+    async def fetch(
+        self, store: HostStore, hashes: Sequence[BlockHash], *, deadline: float, block_s: float | None
+    ) -> None:
+        """Bring what is missing of a chain until `deadline`; `block_s`: what computing a block would take."""
         ...
 
+    def offer(self, store: HostStore, hashes: Sequence[BlockHash], index: int) -> None:
+        """Block `index` of a chain was committed in `store`."""
+        ...
 
-Offer = Callable[[HostStore, Sequence[BlockHash], int], None]
-"""Replicator.offer: block `index` of a chain was committed in a store."""
+    def used(self, store: HostStore, hashes: Sequence[BlockHash]) -> None:
+        """A chain, from its front, was found in `store` and is used once more."""
+        ...
 
-Forget = Callable[[HostStore], Awaitable[None]]
-"""Nobody of the cluster uses a store any more when this returns."""
+    async def forget(self, store: HostStore) -> None:
+        """Nobody uses `store` any more when this returns."""
+        ...
 
 
 @dataclass(slots=True)
@@ -54,8 +61,8 @@ class TierCounts:
     failed_offers: int = 0
 
     def totals(self) -> dict[str, float]:
-        """Every total as `cluster_<what>_total`."""
-        return {f"cluster_{name}_total": float(value) for name, value in asdict(self).items()}
+        """Every total as `beyond_<what>_total`."""
+        return {f"beyond_{name}_total": float(value) for name, value in asdict(self).items()}
 
 
 class _Read:
@@ -68,8 +75,8 @@ class _Read:
         self.task: asyncio.Task[None] | None = None
 
 
-class ClusterTiers:
-    """A `RemoteTiers` of one store. The functions are called on `loop`, which another thread runs."""
+class TiersDoor:
+    """A `RemoteTiers` of one store. `beyond` is called on `loop`, which another thread runs."""
 
     active = True
 
@@ -78,28 +85,30 @@ class ClusterTiers:
         store: HostStore,
         *,
         loop: asyncio.AbstractEventLoop,
-        fetch: Fetch,
-        offer: Offer,
-        forget: Forget,
+        beyond: Beyond,
         limit: int = 256,
         offers: int = 4096,
     ) -> None:
         self._store = store
         self._loop = loop
-        self._fetch = fetch
-        self._offer = offer
-        self._forget = forget
+        self._beyond = beyond
         self._limit = limit
         self._most_offers = offers
         self._counts = TierCounts()
         self._lock = threading.Lock()
         self._reads: set[_Read] = set()
-        self._offers: deque[tuple[Sequence[BlockHash], int]] = deque()
+        self._offers: deque[tuple[Sequence[BlockHash], int | None]] = deque()
+        """Chain and the block that was committed; None: the chain was used."""
         self._posted = False
         self._closed = False
 
     def fetch(
-        self, hashes: Sequence[BlockHash], *, deadline: float, done: Callable[[], None]
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        deadline: float,
+        done: Callable[[], None],
+        block_s: float | None = None,
     ) -> Callable[[], None]:
         """Bring what is missing of the chain until `deadline`; what is returned gives up interest."""
         read = _Read(done)
@@ -111,26 +120,21 @@ class ClusterTiers:
                 self._counts.refused_fetches += 1
         if not room:
             done()
-        elif not self._post(partial(self._start, read, hashes, deadline)):
+        elif not self._post(partial(self._start, read, hashes, deadline, block_s)):
             self._end(read)
         return partial(self._give_up, read)
 
     def offer(self, hashes: Sequence[BlockHash], index: int) -> None:
         """Block `index` of the chain was committed here."""
-        with self._lock:
-            if self._closed:
-                return
-            if len(self._offers) >= self._most_offers:
-                self._counts.dropped_offers += 1
-                return
-            self._offers.append((hashes, index))
-            post, self._posted = not self._posted, True
-        if post:  # one turn of the loop takes all that came meanwhile
-            self._post(self._pass_on)
+        self._note(hashes, index)
+
+    def used(self, hashes: Sequence[BlockHash]) -> None:
+        """A chain was found here and is used once more."""
+        self._note(hashes, None)
 
     def counters(self) -> dict[str, float]:
         """Totals, and how many fetches are under way."""
-        return {**self._counts.totals(), "cluster_fetches_under_way": float(len(self._reads))}
+        return {**self._counts.totals(), "beyond_fetches_under_way": float(len(self._reads))}
 
     def close(self) -> None:
         """End all fetches; nobody uses the store when this returns. Idempotent."""
@@ -148,6 +152,18 @@ class ClusterTiers:
         finally:
             for read in list(self._reads):
                 self._end(read)
+
+    def _note(self, hashes: Sequence[BlockHash], index: int | None) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if len(self._offers) >= self._most_offers:
+                self._counts.dropped_offers += 1
+                return
+            self._offers.append((hashes, index))
+            post, self._posted = not self._posted, True
+        if post:  # one turn of the loop takes all that came meanwhile
+            self._post(self._pass_on)
 
     def _post(self, call: Callable[[], None]) -> bool:
         """Have the IO thread call it; False if there is none any more."""
@@ -173,16 +189,18 @@ class ClusterTiers:
 
     # On the IO thread.
 
-    def _start(self, read: _Read, hashes: Sequence[BlockHash], deadline: float) -> None:
+    def _start(
+        self, read: _Read, hashes: Sequence[BlockHash], deadline: float, block_s: float | None
+    ) -> None:
         if self._closed:
             self._end(read)
             return
-        read.task = self._loop.create_task(self._run(hashes, deadline))
+        read.task = self._loop.create_task(self._run(hashes, deadline, block_s))
         read.task.add_done_callback(lambda task: self._end(read))
 
-    async def _run(self, hashes: Sequence[BlockHash], deadline: float) -> None:
+    async def _run(self, hashes: Sequence[BlockHash], deadline: float, block_s: float | None) -> None:
         try:
-            await self._fetch(self._store, hashes, deadline=deadline)
+            await self._beyond.fetch(self._store, hashes, deadline=deadline, block_s=block_s)
         except Exception:
             self._counts.failed_fetches += 1
             log.exception("a fetch failed")
@@ -197,7 +215,10 @@ class ClusterTiers:
             self._posted = False
         for hashes, index in offers:
             try:
-                self._offer(self._store, hashes, index)
+                if index is None:
+                    self._beyond.used(self._store, hashes)
+                else:
+                    self._beyond.offer(self._store, hashes, index)
             except Exception:
                 self._counts.failed_offers += 1
                 log.exception("offering a block failed")
@@ -212,7 +233,7 @@ class ClusterTiers:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._forget(self._store)
+        await self._beyond.forget(self._store)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,0 +1,12 @@
+"""The tiers below the host tier, and what of a prompt is brought from where: only what pays.
+
+    contract        LowerTier: known, get, put
+    door            the step loop's way in, for one block format; never waits
+    fetching        a prompt's missing blocks: from peers, then from the tier that has them for least
+    ├ economy       a fetch may never be far behind what it saved;  `fetch_cost` seconds per tier and size
+    demotion        what was made or used here is offered to the tiers below
+    beyond          the IO thread and all of the above: opened once per process
+    redis_tier      Redis or Valkey;  `lmdb_tier` a disk of this node
+
+Imported only where a tier is configured. Threads: the IO loop, but for `door`.
+"""
