@@ -22,6 +22,7 @@ from scripts import (
     secret,
     serve,
     sign,
+    simulate,
     verify,
 )
 from scripts.console import complain
@@ -30,7 +31,7 @@ from scripts.refusals import one_line_errors
 
 VERBS = (
     build, keygen, sign, verify, deploy, rollback, releases, install, secret, serve, probe, demo, run,
-    benchmarks, cluster, ring,
+    benchmarks, cluster, ring, simulate,
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """How the command talks to a person: aligned tables, progress bars, and sizes one can read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -61,6 +61,18 @@ def progress_bar() -> Iterator[Progress]:
     )
     with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
         yield progress
+
+
+@contextmanager
+def progress_aside(what: str, *, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, where stdout may be read by a program; nothing in a log. Yields what advances it."""
+    if not errors.is_terminal:
+        yield lambda amount: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda amount: progress.advance(task, amount)
 
 
 def size_text(nbytes: float) -> str:
