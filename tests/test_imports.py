@@ -27,8 +27,9 @@ IMPORTERS = {  # technology → the modules that may import it
     "cuda": {"engines/cuda_graphs.py"},
     "torch": {"backend/sampling/torch_sampler.py"},
     "transformers": set(),
-    "redis": {"cachemgr/redis_client.py"},
-    "lmdb": set(),
+    "redis": {"cachemgr/redis_client/redis_py.py"},
+    "hiredis": {"cachemgr/redis_client/redis_py.py"},
+    "lmdb": {"cachemgr/tiers/lmdb_tier/database.py"},
     "grpc": {"cachemgr/cluster/control/grpc_service.py"},
     "mmh3": {"cachemgr/ring/points.py"},
     "datasketches": {"cachemgr/cluster/fetch/hot_keys.py"},
@@ -36,6 +37,8 @@ IMPORTERS = {  # technology → the modules that may import it
     "model_signing": {"engines/signing.py"},
     "sigstore_models": {"engines/signing.py"},
     "rich": {"scripts/console.py"},
+    "matplotlib": {"scripts/plots.py"},
+    "plotext": {"scripts/plots.py"},
 }
 ENVIRONMENT = {"backend/environment.py", "scripts/environment.py"}
 
