@@ -23,6 +23,7 @@ A trace is JSON lines in Mooncake's format: {"timestamp": ms, "input_length": to
 "hash_ids": [block, …]}, the ids chained: equal ids mean equal blocks behind equal prefixes.
 With --json there is one object a line: policy, capacity, blocks (accesses), block_hit_rate, touch_us.
 """
+_POLICIES = "fifo, lru, lfu, lru-2, sieve, s3-fifo, w-tinylfu, ours, optimum, infinite"
 _REQUESTS = 10_000
 _MOST_REQUESTS = 1_000_000
 _SEED = 1
@@ -51,7 +52,9 @@ def add_parser(verbs: Verbs) -> None:
         metavar="N[,N…]",
         help="of the cache, in blocks of the trace",
     )
-    parser.add_argument("--policy", default="all", metavar="NAME[,NAME…]", help="names, or all (default)")
+    parser.add_argument(
+        "--policy", default="all", metavar="NAME[,NAME…]", help=f"of {_POLICIES}; or all (default)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a policy instead of tables")
     parser.add_argument("--plot", type=path, metavar="FILE", help="draw the hit rates: a .png or .svg file")
     parser.set_defaults(handler=run)

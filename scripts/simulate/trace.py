@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from cachemgr.contract import BlockHash
 
 NAME_NBYTES = 16
-_NO_PARENT = -1
+_PARENT_BITS = 32
+_NO_PARENT = (1 << _PARENT_BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class TraceBuilder:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._known: dict[tuple[int, int], int] = {}
+        self._known: dict[int, int] = {}
+        """Number of a block by its id, shifted, and its parent: an integer is a third of a pair's size."""
         self._numbers = array("i")
         self._ends = array("q")
         self._names = bytearray()
@@ -77,9 +79,10 @@ class TraceBuilder:
         """One request: ids of its blocks, front first. They may be any whole numbers below 2^127 in size."""
         known, numbers, parent = self._known, self._numbers, _NO_PARENT
         for block_id in ids:
-            number = known.get((parent, block_id))
+            key = (block_id << _PARENT_BITS) + parent
+            number = known.get(key)
             if number is None:
-                number = known[parent, block_id] = len(known)
+                number = known[key] = len(known)
                 self._names += self._name(parent, block_id)
             numbers.append(number)
             parent = number
@@ -87,7 +90,7 @@ class TraceBuilder:
 
     def done(self) -> Trace:
         """What was added."""
-        foreign = len(self._known) - len({block_id for _, block_id in self._known})
+        foreign = len(self._known) - len({key >> _PARENT_BITS for key in self._known})
         return Trace(self._title, self._numbers, self._ends, bytes(self._names), foreign)
 
     def _name(self, parent: int, block_id: int) -> bytes:

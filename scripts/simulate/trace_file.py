@@ -15,7 +15,7 @@ import msgspec
 
 from scripts.errors import UsageError
 from scripts.simulate.trace import Trace, TraceBuilder
-from scripts.whole_file import write_whole
+from scripts.whole_file import write_whole_parts
 
 LONGEST_LINE = 16 << 20
 MOST_BLOCKS = 64 << 20
@@ -79,7 +79,7 @@ def write_trace(path: Path, requests: Iterable[Request]) -> None:
         with path.open("wb") as file:
             file.writelines(lines)
         return
-    write_whole(path, b"".join(lines))
+    write_whole_parts(path, lines)
 
 
 def trace_of(title: str, requests: Iterable[Request]) -> Trace:

@@ -78,6 +78,10 @@ def test_policies_by_name(ask: Ask, trace: Path, names: str, found: list[str]) -
     assert [json.loads(line)["policy"] for line in said.out.splitlines()] == found
 
 
+def test_help_names_every_policy(ask: Ask) -> None:
+    assert ", ".join(CONTESTANTS) in " ".join(ask("--help").out.split())
+
+
 def test_a_table_a_capacity(ask: Ask, trace: Path) -> None:
     said = ask("--trace", str(trace), "--capacity", "2,4")
     assert said.code == 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,19 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert first == '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}'
     back, direct = read_trace(path), trace_of("out.jsonl", requests)
     assert (back.numbers, back.ends, back.names) == (direct.numbers, direct.ends, direct.names)
+
+
+def test_a_trace_is_written_whole_or_not(tmp_path: Path) -> None:
+    def broken() -> Iterator[Request]:
+        yield Request(0, 1, 1, [1])
+        raise KeyboardInterrupt
+
+    path = tmp_path / "out.jsonl"
+    path.write_text("before")
+    with pytest.raises(KeyboardInterrupt):
+        write_trace(path, broken())
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
