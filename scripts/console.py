@@ -28,11 +28,11 @@ def _encodable(text: str, where: Console) -> str:
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """An aligned table; every column but the first is right-aligned."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
+    table = Table(title=_encodable(title, console), title_justify="left", title_style="bold")
+    for number, column in enumerate(_encodable(column, console) for column in columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(_encodable(cell, console) for cell in row))
     console.print(table)
 
 

@@ -73,9 +73,11 @@ def read_trace(path: Path, *, advance: _Advance = lambda nbytes: None) -> Trace:
 
 
 def write_trace(path: Path, requests: Iterable[Request]) -> None:
-    """A whole file or none; what is no plain file (a pipe, a terminal) is written to as it is."""
+    """A whole file or none; a link, a pipe or a terminal is written to as it is, never replaced."""
     lines = (f"{json.dumps(msgspec.structs.asdict(request))}\n".encode() for request in requests)
-    if path.exists() and not path.is_file():
+    if path.is_symlink() or (
+        path.exists() and not path.is_file()
+    ):  # /dev/stdout is a link, perhaps to a file
         with path.open("wb") as file:
             file.writelines(lines)
         return

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,9 +146,25 @@ def test_a_trace_is_written_whole_or_not(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
-    """A link in place of a device would be a file for all who use it."""
-    link = tmp_path / "null"
-    link.symlink_to("/dev/null")
+@pytest.mark.parametrize("target", ["/dev/null", "a file", "nothing yet"])
+def test_a_link_is_written_through(tmp_path: Path, target: str) -> None:
+    """/dev/stdout is a link, perhaps to a file: another file in its place would be there for everybody."""
+    (tmp_path / "a file").write_text("before")
+    link = tmp_path / "link"
+    link.symlink_to(target if target.startswith("/") else tmp_path / target)
     write_trace(link, [Request(0, 1, 1, [1])])
     assert link.is_symlink()
+    if not target.startswith("/"):
+        assert read_trace(tmp_path / target).blocks == 1
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_trace(pipe, [Request(0, 1, 1, [1])])
+        assert os.read(reader, 4096).endswith(b'"hash_ids": [1]}\n')
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
