@@ -3,14 +3,15 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+
+import numpy as np
 
 from cachemgr import BlockFormat, BlockHash
 from cachemgr.host_contract import HostStore
 from cachemgr.shard import BlockAddress, address_of
 from cachemgr.tiers.contract import LowerTier
 from tests.cachemgr.host import FORMAT, Host, chain, fill
-from tests.cachemgr.node import Node, is_whole, open_node
+from tests.cachemgr.node import Node, open_node
 
 LIMIT_S = 20.0
 """Far longer than anything takes."""
@@ -68,14 +69,14 @@ class Pair:
         return self.whole()
 
 
-def chain_of(node: Node, blocks: int, *, block_format: BlockFormat = FORMAT, seed: int = 0) -> list[BlockHash]:
+def chain_of(
+    node: Node, blocks: int, *, block_format: BlockFormat = FORMAT, seed: int = 0
+) -> list[BlockHash]:
     """Names of a prompt whose blocks the node made."""
     if block_format is FORMAT:
         names = chain(node.cache, blocks, seed=seed)
         assert fill(node.cache, names) == blocks
         return names
-    import numpy as np
-
     tokens = np.arange(blocks * block_format.block_tokens) + 1_000_000 * seed
     names = node.cache.hashes(tokens, namespace="org")
     for index, name in enumerate(names):
@@ -88,8 +89,6 @@ def chain_of(node: Node, blocks: int, *, block_format: BlockFormat = FORMAT, see
 
 def whole_run(store: HostStore, names: Sequence[BlockHash], block_format: BlockFormat = FORMAT) -> int:
     """How many leading blocks a store has; AssertionError if one of any has foreign bytes."""
-    import numpy as np
-
     shards = store.hold(names)
     try:
         for shard, name in zip(shards, names, strict=True):
