@@ -1,0 +1,226 @@
+"""One transaction: what is wrong goes, what the policy picks makes room, what was offered is written.
+
+What lies where in a file at its bound:
+
+    ├── blocks, up to `limit` ──┬── freed by the last two transactions ──┬── this transaction ──┬ tree, gaps ┤
+
+LMDB uses a freed page again two transactions later, and not before every reader from before that has ended.
+Where no run of pages is long enough, first the map grows towards its bound, then more is evicted; a
+transaction that found no room changed nothing.
+
+Threads: the tier's writer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cachemgr.host_contract import HeldShard, HostStore
+from cachemgr.shard import BlockAddress
+from cachemgr.tiers.lmdb_tier.counts import LmdbCounts
+from cachemgr.tiers.lmdb_tier.database import Change, Database
+from cachemgr.tiers.lmdb_tier.errors import LmdbTrouble, MapIsFull
+from cachemgr.tiers.lmdb_tier.record import PIECE_NBYTES, STAMP_NBYTES, disk_nbytes, piece_count
+from cachemgr.tiers.lmdb_tier.rows import Gone, rows_for
+from cachemgr.tiers.lmdb_tier.shelf import LmdbShelf
+
+_MOST_GONE = 512
+"""Blocks evicted by one transaction, beside those that its own need room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A block that waits to be written."""
+
+    store: HostStore
+    address: BlockAddress
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    store: HostStore
+    shard: HeldShard
+
+
+class Batches:
+    """Writes one after another. `used_nbytes`: of the file, by blocks and the tree over them."""
+
+    def __init__(self, shelf: LmdbShelf, counts: LmdbCounts, *, batch_nbytes: int) -> None:
+        self.used_nbytes = 0
+        self._shelf = shelf
+        self._counts = counts
+        self.batch_nbytes = min(batch_nbytes, shelf.bound // 16)
+        self._limit = shelf.bound - 3 * self.batch_nbytes - shelf.bound // 32 - (256 << 10)
+        self._slack = 0
+        """What is left free beside that since the map was found full."""
+
+    def write(self, offers: Sequence[Offer], *, released: Callable[[], None]) -> None:
+        """Write what is new of `offers`; `released`: their stores are not used any more.
+
+        LmdbTrouble, and all of it is dropped, if the disk refuses.
+        """
+        shelf = self._shelf
+        fresh = list({o.address.hash: o for o in offers if o.address.hash not in shelf.rows}.values())
+        known = [offer.address.hash for offer in offers if offer.address.hash in shelf.rows]
+        self._counts.put_known += len(known)
+        shelf.used(known)
+        shelf.use_noted()
+        held = self._hold(fresh)
+        count = len(held)
+        try:
+            self._widen(held)
+            removed = self._remove_wrong()
+            if held:
+                self._write(held, released)
+            if held or removed:
+                shelf.write_succeeded()
+        except LmdbTrouble:
+            self._counts.put_dropped += count
+            raise
+        finally:
+            _let_go(held)
+            released()
+
+    def _hold(self, offers: Sequence[Offer]) -> list[_Held]:
+        """Pin what is still there, store by store, as far as it can ever be kept."""
+        held: list[_Held] = []
+        for store in {id(offer.store): offer.store for offer in offers}.values():
+            names = [offer.address.hash for offer in offers if offer.store is store]
+            if disk_nbytes(store.payload_nbytes) > self._limit // 4:
+                self._counts.put_dropped += len(names)
+                continue
+            shards = [shard for shard in store.hold(names) if shard is not None]
+            held += [_Held(store, shard) for shard in shards]
+            self._counts.put_gone += len(names) - len(shards)
+        return held
+
+    def _widen(self, held: Sequence[_Held]) -> None:
+        """Have a table with a row for each block of the smallest size that fits the bound."""
+        if held:
+            smallest = min(one.store.payload_nbytes for one in held)
+            wanted = max(rows_for(self._shelf.bound, payload_nbytes=smallest), len(held))
+            if wanted > self._shelf.rows.capacity:
+                self._shelf.rows = self._shelf.rows.widen(wanted)
+
+    def _remove_wrong(self) -> bool:
+        wrong = self._shelf.take_wrong()
+        gone = [block for name, stamp in wrong if (block := self._shelf.rows.drop(name, stamp)) is not None]
+        if not gone:
+            return False
+        try:
+            with self._database().change() as change:
+                _remove(change, gone)
+                change.commit()
+        except LmdbTrouble:
+            self._shelf.rows.restore(gone)  # found again, and wrong again
+            raise
+        return True
+
+    def _write(self, held: list[_Held], released: Callable[[], None]) -> None:
+        """One transaction, begun again while that helps."""
+        made_room = False
+        while True:
+            try:
+                self._try(held, released)
+                break
+            except MapIsFull:
+                self._counts.map_full += 1
+                if not held:  # found at the commit
+                    raise
+                if self._grow():
+                    continue
+                if made_room or not self._make_more_room():
+                    raise
+                made_room = True
+        self._counts.batches += 1
+        self._slack = max(0, self._slack - self.batch_nbytes // 64)
+
+    def _try(self, held: list[_Held], released: Callable[[], None]) -> None:
+        shelf = self._shelf
+        need = sum(disk_nbytes(one.store.payload_nbytes) for one in held)
+        stamp = shelf.stamp + 1
+        written = [(one.shard.address, one.store.payload_nbytes) for one in held]
+        gone: list[Gone] = []
+        try:
+            with self._database().change() as change:
+                gone = self._evict(change, need, rows=len(held), most=_MOST_GONE + 2 * len(held))
+                _put(change, held, stamp)
+                self.used_nbytes = change.used_nbytes()
+                _let_go(held)
+                released()
+                change.commit()
+        except BaseException:
+            shelf.rows.restore(gone)
+            raise
+        shelf.stamp = stamp
+        self._counts.evicted_blocks += len(gone)
+        self._counts.put_blocks += len(written)
+        for address, payload_nbytes in written:
+            self._counts.put_bytes += payload_nbytes
+            shelf.rows.enter(address, payload_nbytes=payload_nbytes, stamp=stamp)
+
+    def _evict(self, change: Change, need: int, *, rows: int, most: int) -> list[Gone]:
+        """Remove what goes for `need` bytes."""
+        too_much = change.used_nbytes() + need - (self._limit - self._slack)
+        gone = self._shelf.rows.make_room(too_much, rows=rows, most=most)
+        try:
+            _remove(change, gone)
+        except LmdbTrouble:
+            self._shelf.rows.restore(gone)
+            raise
+        return gone
+
+    def _grow(self) -> bool:
+        """Let the map grow a step; False if it is as large as it may be."""
+        database = self._database()
+        if database.map_nbytes >= self._shelf.bound:
+            return False
+        database.grow(min(self._shelf.bound, 2 * database.map_nbytes))
+        self._shelf.map_nbytes = database.map_nbytes
+        self._counts.map_growths += 1
+        return True
+
+    def _make_more_room(self) -> bool:
+        """Evict a batch more than the bound asks for; False if that did not help before: readers hold on."""
+        self._counts.dead_readers += self._database().drop_dead_readers()
+        if self._slack > self._limit // 4:
+            return False
+        self._slack += self.batch_nbytes
+        with self._database().change() as change:
+            gone = self._evict(change, self.batch_nbytes, rows=0, most=_MOST_GONE)
+            try:
+                change.commit()
+            except BaseException:
+                self._shelf.rows.restore(gone)
+                raise
+        self._counts.evicted_blocks += len(gone)
+        for _ in range(2):
+            with self._database().change() as change:
+                change.turn(self._shelf.stamp)
+                change.commit()
+        return True
+
+    def _database(self) -> Database:
+        database = self._shelf.database
+        if database is None:
+            raise LmdbTrouble("it is not open")
+        return database
+
+
+def _put(change: Change, held: Sequence[_Held], stamp: int) -> None:
+    for one in held:
+        payload = one.shard.payload
+        pieces = [payload[start : start + PIECE_NBYTES] for start in range(0, payload.nbytes, PIECE_NBYTES)]
+        record = stamp.to_bytes(STAMP_NBYTES, "little") + one.shard.header
+        change.put(one.shard.address.hash, record, pieces)
+
+
+def _remove(change: Change, gone: Sequence[Gone]) -> None:
+    for block in gone:
+        change.remove(block.name, piece_count(block.payload_nbytes))
+
+
+def _let_go(held: list[_Held]) -> None:
+    """Unpin all; idempotent."""
+    for store in {id(one.store): one.store for one in held}.values():
+        store.let_go([one.shard for one in held if one.store is store])
+    held.clear()
