@@ -57,6 +57,7 @@ class WriteBehind:
         self._queue: dict[BlockHash, tuple[HostStore, BlockAddress]] = {}
         self._removals: deque[tuple[BlockHash, bytes]] = deque(maxlen=_MOST_REMOVALS)
         """Segment and key."""
+        self._opened = 0
         self._writing: HostStore | None = None
         self._empty = asyncio.Event()
         self._refusing = Refusing(clock)
@@ -80,6 +81,9 @@ class WriteBehind:
 
     def put(self, store: HostStore, blocks: Sequence[BlockAddress]) -> None:
         """Keep these; never waits."""
+        if self._opened != self._counts.breaker_opened:  # who comes back may have come back empty
+            self._opened = self._counts.breaker_opened
+            self.offered.clear()
         queue, offered = self._queue, self.offered
         wanted = [block for block in blocks if block.hash not in queue and block.hash not in offered]
         room = max(0, self._most - len(self._queue))
