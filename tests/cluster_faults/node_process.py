@@ -143,7 +143,8 @@ class NodeProcess:
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """SIGCONT. Counted before, for answers that come at once, and after, for what began until then."""
+        self._stops += 1
         self._signal(signal.SIGCONT)
         self._stops += 1
 

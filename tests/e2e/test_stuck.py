@@ -155,3 +155,20 @@ def test_clients_of_a_frozen_process_are_hung_up_on(triton: Triton) -> None:
             assert "ended:" not in end
         triton.command.wait_for("Triton is serving again", limit_s=60)
     assert text_of(triton, text_input="Hi", max_tokens=2)
+
+
+@pytest.mark.timeout(120)
+def test_a_server_that_gave_up_a_process_that_stood_still_is_started_again(triton: Triton) -> None:
+    """Triton frees memory that the process then reads, and aborts: it cannot be told to wait longer."""
+    question: dict[str, object] = {"text_input": "The sea is calm tonight", "max_tokens": 8}
+    before, pid = stream(triton, **question), decoder_pid(triton)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TritonError, match="is not healthy"):
+            stream(triton, **question)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    triton.command.wait_for("; starting Triton again in", limit_s=20)
+    triton.command.wait_for("Triton is serving again", limit_s=60)
+    assert decoder_pid(triton) != pid
+    assert stream(triton, **question).text == before.text
