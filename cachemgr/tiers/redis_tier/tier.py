@@ -114,13 +114,14 @@ class RedisTier:
             self._arriving[arriving] = store
             try:
                 await server.exchange(arriving, deadline=deadline)
+                ended = arriving.ended
             except RedisTrouble:
-                return  # counted
+                ended = True  # counted
             finally:
                 del self._arriving[arriving]
                 arriving.drop()
                 self._settle(arriving, keys)
-            if arriving.ended:
+            if ended:
                 return
 
     def put(self, store: HostStore, blocks: Sequence[BlockAddress]) -> None:
