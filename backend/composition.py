@@ -80,7 +80,11 @@ def open_decoder(
 
 def _reach(node: NodeSettings, settings: ModelSettings, process: Process) -> Beyond:
     """A model without a cache has nothing to share."""
-    beyond = NothingBeyond() if settings.cache == "off" else reach_beyond(node.cache, node.cluster)
+    beyond = (
+        NothingBeyond()
+        if settings.cache == "off"
+        else reach_beyond(node.cache, node.cluster, redis=node.redis, lmdb=node.lmdb)
+    )
     process.ledger.open(
         beyond,
         lambda: [

@@ -17,9 +17,10 @@ import msgspec
 from backend.errors import ConfigError
 from backend.parsing.limits import FORWARDED_HEADERS
 from backend.scheduler import SchedulerLimits
-from cachemgr import CacheError, CacheSettings, ClusterSettings
+from cachemgr import CacheError, CacheSettings, ClusterSettings, LmdbTierSettings, RedisTierSettings
 from engines import EngineOptions, TrustSettings
 
+S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
 
 TRITON_KEYS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"})
@@ -113,6 +114,10 @@ class _Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: str = "/dev/shm"
 
 
+class _Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    level: Literal["info", "debug"] = "info"
+
+
 class _NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: _Node = _Node()
     frontend: _Frontend = _Frontend()
@@ -120,18 +125,28 @@ class _NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secrets: _Secrets = _Secrets()
     host: _Host = _Host()
     cluster: ClusterSettings = ClusterSettings()
+    redis: RedisTierSettings = RedisTierSettings()
+    lmdb: LmdbTierSettings = LmdbTierSettings()
+    log: _Log = _Log()
+
+
+_SECTIONS = {"cluster": ClusterSettings, "redis": RedisTierSettings, "lmdb": LmdbTierSettings}
 
 
 class NodeSettings(msgspec.Struct, frozen=True):
     """tensorcache.toml, with paths made absolute.
 
     `forwarded_headers`: names, in lower case, of the headers that Triton is told to hand on as parameters.
+    `log_level`: "debug" explains every decision of the cache.
     """
 
     trust: TrustSettings
     secrets_dir: Path
     cache: CacheSettings
     cluster: ClusterSettings = ClusterSettings()
+    redis: RedisTierSettings = RedisTierSettings()
+    lmdb: LmdbTierSettings = LmdbTierSettings()
+    log_level: str = "info"
     forwarded_headers: frozenset[str] = FORWARDED_HEADERS
 
 
@@ -160,6 +175,7 @@ def read_node_settings(path: Path) -> NodeSettings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected TOML, found: {error}") from None
     root = path.resolve().parent
+    _check_sections(data, path)
     try:
         file = _convert(data, _NodeFile, where=f"{path}:")
         cache = CacheSettings(
@@ -177,16 +193,30 @@ def read_node_settings(path: Path) -> NodeSettings:
         trust=TrustSettings(keys, dict(file.trust.min_release)),
         secrets_dir=root / file.secrets.dir,
         cache=cache,
-        cluster=_anchored(file.cluster, root),
+        cluster=_anchored(file.cluster, root, "state_dir", "tls_cert", "tls_key", "tls_ca"),
+        redis=_anchored(file.redis, root, "password_file"),
+        lmdb=_anchored(file.lmdb, root, "path"),
+        log_level=file.log.level,
         forwarded_headers=frozenset(name.lower() for name in file.frontend.forwarded_headers),
     )
 
 
-def _anchored(cluster: ClusterSettings, root: Path) -> ClusterSettings:
-    """Its paths made absolute."""
-    files = {name: getattr(cluster, name) for name in ("state_dir", "tls_cert", "tls_key", "tls_ca")}
+def _check_sections(data: Mapping[str, Any], path: Path) -> None:
+    """What a section says of its own fields, with the section's name before it."""
+    for section, kind in _SECTIONS.items():
+        try:
+            msgspec.convert(data.get(section, {}), kind)
+        except CacheError as error:
+            raise ConfigError(f"{path}: {section}.{error}") from None
+        except msgspec.ValidationError:
+            continue  # found again, and named, when the whole file is read
+
+
+def _anchored(section: S, root: Path, *names: str) -> S:
+    """The paths in it made absolute."""
+    files = {name: getattr(section, name) for name in names}
     return msgspec.structs.replace(
-        cluster, **{name: str(root / file) for name, file in files.items() if file}
+        section, **{name: str(root / file) for name, file in files.items() if file}
     )
 
 
@@ -205,7 +235,7 @@ def _convert(data: Mapping[str, Any], kind: type[T], *, where: str) -> T:
     if unknown := _UNKNOWN.fullmatch(problem):
         key, problem = f"{key}.{unknown.group(1)}".lstrip("."), "unknown key"
     elif choice := _CHOICE.fullmatch(problem):
-        allowed = " or ".join(get_args(get_type_hints(kind).get(key)))
+        allowed = " or ".join(get_args(_hint(kind, key)))
         problem = f"expected {allowed or 'another value'}, found {choice.group(1)}"
     else:
         expected = (
@@ -213,6 +243,13 @@ def _convert(data: Mapping[str, Any], kind: type[T], *, where: str) -> T:
         )
         problem = expected + _found(data, key)
     raise ConfigError(f"{where} {key}: {problem}")
+
+
+def _hint(kind: Any, key: str) -> Any:
+    """The type of a field, by the path of its key."""
+    for part in key.split("."):
+        kind = get_type_hints(kind).get(part)
+    return kind
 
 
 def _found(data: Any, key: str) -> str:

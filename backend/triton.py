@@ -103,6 +103,7 @@ class TritonPythonModel:
             parameters.setdefault("device", args["model_instance_device_id"])
         settings = read_model_settings(parameters)
         node = read_node_settings(config_path(Path(__file__).resolve().parent.parent))
+        logging.getLogger().setLevel(node.log_level.upper())
         service = open_decoder(
             name,
             Path(args["model_repository"]) / version,

@@ -59,6 +59,8 @@ from cachemgr.lane_tier import LaneTier
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.secrets import CacheSecrets, complete_secrets
 from cachemgr.settings import CacheSettings
+from cachemgr.tiers.lmdb_tier.settings import LmdbTierSettings
+from cachemgr.tiers.redis_tier.settings import RedisTierSettings
 
 __all__ = [
     "Beyond",
@@ -71,11 +73,13 @@ __all__ = [
     "HostCache",
     "LaneTier",
     "Lease",
+    "LmdbTierSettings",
     "MemoryPins",
     "NoRemoteTiers",
     "NothingBeyond",
     "PendingBlock",
     "PrefixCache",
+    "RedisTierSettings",
     "RemoteTiers",
     "SecretsError",
     "SettingsError",

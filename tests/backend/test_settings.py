@@ -85,8 +85,25 @@ def test_node_settings_resolve_paths_beside_the_file(tmp_path):
     )
 
 
+def test_lower_tiers_are_sections_of_their_own_with_paths_beside_the_file(tmp_path):
+    text = """
+        [redis]
+        url = "redis://h:6379"
+        password_file = "redis.password"
+        [lmdb]
+        path = "blocks"
+        [log]
+        level = "debug"
+    """
+    node = read_node_settings(write(tmp_path, text))
+    assert (node.redis.enabled, node.redis.password_file) == (True, str(tmp_path / "redis.password"))
+    assert (node.lmdb.enabled, node.lmdb.path) == (True, str(tmp_path / "blocks"))
+    assert node.log_level == "debug"
+
+
 def test_an_empty_file_is_the_defaults(tmp_path):
     node = read_node_settings(write(tmp_path, ""))
+    assert (node.cluster.enabled, node.redis.enabled, node.lmdb.enabled) == (False, False, False)
     assert node.trust.keys == ()
     assert node.cache.directory == "/dev/shm"
     assert node.forwarded_headers == {"authorization"}
@@ -114,6 +131,12 @@ def test_forwarded_headers_are_names_in_any_case(tmp_path):
         ('[frontend]\nforwarded_headers = ["a b"]', "frontend.forwarded_headers"),
         ("[frontend]\nforwarded_headers = [1]", "frontend.forwarded_headers"),
         ("[frontend]\nheaders = []", "frontend.headers: unknown key"),
+        ('[log]\nlevel = "loud"', "log.level: expected info or debug, found 'loud'"),
+        ('[redis]\nurl = "redis://:secret@h:99999"', "redis.url: must have a port up to 65535, got 'redis://…@h"),
+        ('[redis]\npassword_file = "p"', "redis.url: must be set where password_file is, got ''"),
+        ("[redis]\nttl_s = 0", "redis.ttl_s: expected float >= 1.0, found 0"),
+        ("[lmdb]\nmax_bytes = 5", "lmdb.max_bytes: expected int >= 4194304, found 5"),
+        ("[lmdb]\nfolder = 'x'", "lmdb.folder: unknown key"),
         ("what", "expected TOML, found: "),
     ],
 )
