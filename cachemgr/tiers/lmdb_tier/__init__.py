@@ -9,6 +9,7 @@
       ├ rows        what is kept, in memory, and the policy over it
       ├ folder      the lock of the writer; beginning anew
       └ database    LMDB; `map_gate`: nobody uses the map while it moves
+    ending      how the loop waits for what a thread does;  `read_call` one call on its way
     record      how a block lies in the file;  `counts` totals;  `errors` what stays inside
 
 One environment holds the blocks of all formats: a name says which it is, one bound and one policy cover all,
@@ -25,10 +26,10 @@ from cachemgr.tiers.lmdb_tier.settings import LmdbTierSettings
 if TYPE_CHECKING:
     from cachemgr.tiers.contract import LowerTier
 
-__all__ = ["LmdbTierSettings", "make_lmdb_tier"]
+__all__ = ["LmdbTierSettings", "open_lmdb_tier"]
 
 
-def make_lmdb_tier(settings: LmdbTierSettings) -> "LowerTier":
+def open_lmdb_tier(settings: LmdbTierSettings) -> "LowerTier":
     """The tier, not started. LMDB is imported here."""
     from cachemgr.tiers.lmdb_tier.tier import LmdbTier
 

@@ -14,13 +14,14 @@ Threads: the tier's writer.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cachemgr.contract import BlockHash
 from cachemgr.host_contract import HeldShard, HostStore
 from cachemgr.shard import BlockAddress
 from cachemgr.tiers.lmdb_tier.counts import LmdbCounts
 from cachemgr.tiers.lmdb_tier.database import Change, Database
 from cachemgr.tiers.lmdb_tier.errors import LmdbTrouble, MapIsFull
-from cachemgr.tiers.lmdb_tier.record import PIECE_NBYTES, STAMP_NBYTES, disk_nbytes, piece_count
-from cachemgr.tiers.lmdb_tier.rows import Gone, rows_for
+from cachemgr.tiers.lmdb_tier.record import PIECE_NBYTES, STAMP_NBYTES, disk_nbytes, keys_of, piece_count
+from cachemgr.tiers.lmdb_tier.rows import Row, rows_for
 from cachemgr.tiers.lmdb_tier.shelf import LmdbShelf
 
 _MOST_GONE = 512
@@ -33,12 +34,14 @@ class Offer:
 
     store: HostStore
     address: BlockAddress
+    key: BlockHash
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
     store: HostStore
     shard: HeldShard
+    key: BlockHash
 
 
 class Batches:
@@ -59,8 +62,8 @@ class Batches:
         LmdbTrouble, and all of it is dropped, if the disk refuses.
         """
         shelf = self._shelf
-        fresh = list({o.address.hash: o for o in offers if o.address.hash not in shelf.rows}.values())
-        known = [offer.address.hash for offer in offers if offer.address.hash in shelf.rows]
+        fresh = list({offer.key: offer for offer in offers if offer.key not in shelf.rows}.values())
+        known = [offer.key for offer in offers if offer.key in shelf.rows]
         self._counts.put_known += len(known)
         shelf.used(known)
         shelf.use_noted()
@@ -88,8 +91,9 @@ class Batches:
             if disk_nbytes(store.payload_nbytes) > self._limit // 4:
                 self._counts.put_dropped += len(names)
                 continue
+            key = keys_of(store.format_id)
             shards = [shard for shard in store.hold(names) if shard is not None]
-            held += [_Held(store, shard) for shard in shards]
+            held += [_Held(store, shard, key(shard.address.hash)) for shard in shards]
             self._counts.put_gone += len(names) - len(shards)
         return held
 
@@ -103,7 +107,7 @@ class Batches:
 
     def _remove_wrong(self) -> bool:
         wrong = self._shelf.take_wrong()
-        gone = [block for name, stamp in wrong if (block := self._shelf.rows.drop(name, stamp)) is not None]
+        gone = [block for key, stamp in wrong if (block := self._shelf.rows.drop(key, stamp)) is not None]
         if not gone:
             return False
         try:
@@ -138,8 +142,8 @@ class Batches:
         shelf = self._shelf
         need = sum(disk_nbytes(one.store.payload_nbytes) for one in held)
         stamp = shelf.stamp + 1
-        written = [(one.shard.address, one.store.payload_nbytes) for one in held]
-        gone: list[Gone] = []
+        written = [_row(one, stamp) for one in held]
+        gone: list[Row] = []
         try:
             with self._database().change() as change:
                 gone = self._evict(change, need, rows=len(held), most=_MOST_GONE + 2 * len(held))
@@ -154,11 +158,11 @@ class Batches:
         shelf.stamp = stamp
         self._counts.evicted_blocks += len(gone)
         self._counts.put_blocks += len(written)
-        for address, payload_nbytes in written:
-            self._counts.put_bytes += payload_nbytes
-            shelf.rows.enter(address, payload_nbytes=payload_nbytes, stamp=stamp)
+        for row, parent in written:
+            self._counts.put_bytes += row.payload_nbytes
+            shelf.rows.enter(row, parent=parent)
 
-    def _evict(self, change: Change, need: int, *, rows: int, most: int) -> list[Gone]:
+    def _evict(self, change: Change, need: int, *, rows: int, most: int) -> list[Row]:
         """Remove what goes for `need` bytes."""
         too_much = change.used_nbytes() + need - (self._limit - self._slack)
         gone = self._shelf.rows.make_room(too_much, rows=rows, most=most)
@@ -206,17 +210,24 @@ class Batches:
         return database
 
 
+def _row(one: _Held, stamp: int) -> tuple[Row, bytes]:
+    """What is known of it once it is written, and the key of its parent."""
+    address = one.shard.address
+    parent = keys_of(one.store.format_id)(address.parent)
+    return Row(one.key, address.index, one.store.payload_nbytes, stamp), parent
+
+
 def _put(change: Change, held: Sequence[_Held], stamp: int) -> None:
     for one in held:
         payload = one.shard.payload
         pieces = [payload[start : start + PIECE_NBYTES] for start in range(0, payload.nbytes, PIECE_NBYTES)]
         record = stamp.to_bytes(STAMP_NBYTES, "little") + one.shard.header
-        change.put(one.shard.address.hash, record, pieces)
+        change.put(one.key, record, pieces)
 
 
-def _remove(change: Change, gone: Sequence[Gone]) -> None:
+def _remove(change: Change, gone: Sequence[Row]) -> None:
     for block in gone:
-        change.remove(block.name, piece_count(block.payload_nbytes))
+        change.remove(block.key, piece_count(block.payload_nbytes))
 
 
 def _let_go(held: list[_Held]) -> None:

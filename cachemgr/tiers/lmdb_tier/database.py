@@ -53,24 +53,24 @@ class Snapshot:
         self._blocks = blocks
         self._pieces = pieces
 
-    def record(self, name: bytes) -> bytes | None:
+    def record(self, key: bytes) -> bytes | None:
         """A copy of the record of a block."""
-        found = self._txn.get(name, db=self._blocks)
+        found = self._txn.get(key, db=self._blocks)
         return None if found is None else bytes(found)
 
-    def piece(self, name: bytes, number: int) -> memoryview | None:
+    def piece(self, key: bytes, number: int) -> memoryview | None:
         """A view of part of a payload in the map, at any alignment."""
-        return self._txn.get(piece_key(name, number), db=self._pieces)
+        return self._txn.get(piece_key(key, number), db=self._pieces)
 
     def records(self) -> tuple[list[bytes], list[bytes]]:
-        """All names, and the record of each. Touches no payload."""
-        names: list[bytes] = []
+        """All keys, and the record of each. Touches no payload."""
+        keys: list[bytes] = []
         records: list[bytes] = []
         with self._txn.cursor(db=self._blocks) as cursor:
-            for name, record in cursor.iternext():
-                names.append(bytes(name))
+            for key, record in cursor.iternext():
+                keys.append(bytes(key))
                 records.append(bytes(record))
-        return names, records
+        return keys, records
 
 
 class Change:
@@ -88,24 +88,24 @@ class Change:
         pages = sum(size["branch_pages"] + size["leaf_pages"] + size["overflow_pages"] for size in sizes)
         return pages * PAGE_NBYTES
 
-    def record(self, name: bytes) -> bytes | None:
+    def record(self, key: bytes) -> bytes | None:
         """The record of a block."""
         with _our_errors():
-            return self._txn.get(name, db=self._blocks)
+            return self._txn.get(key, db=self._blocks)
 
-    def put(self, name: bytes, record: bytes, pieces: Sequence[memoryview]) -> None:
+    def put(self, key: bytes, record: bytes, pieces: Sequence[memoryview]) -> None:
         """Keep a block. One copy, from where it lies into the transaction's pages. MapIsFull."""
         with _our_errors():
             for number, piece in enumerate(pieces):
-                self._txn.put(piece_key(name, number), piece, db=self._pieces)
-            self._txn.put(name, record, db=self._blocks)
+                self._txn.put(piece_key(key, number), piece, db=self._pieces)
+            self._txn.put(key, record, db=self._blocks)
 
-    def remove(self, name: bytes, pieces: int) -> None:
+    def remove(self, key: bytes, pieces: int) -> None:
         """Let go of a block of so many pieces, if it is there. MapIsFull: the tree needs pages for that."""
         with _our_errors():
-            self._txn.delete(name, db=self._blocks)
+            self._txn.delete(key, db=self._blocks)
             for number in range(pieces):
-                self._txn.delete(piece_key(name, number), db=self._pieces)
+                self._txn.delete(piece_key(key, number), db=self._pieces)
 
     def turn(self, number: int) -> None:
         """Write a trifle: a transaction that changes nothing is none, and frees no pages."""

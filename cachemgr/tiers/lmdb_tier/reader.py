@@ -1,15 +1,12 @@
-"""Reads on threads of their own; whoever waits for one waits no longer than he likes.
+"""Reads, one after another on a thread of their own; whoever waits for one waits no longer than he likes.
 
-    loop       call → queue → waits for call.ended, or gives it up: the threads see that at the next piece
-    threads    snapshot → record → HostStore.check → reserve → one copy, the tag over it → publish or abort
+    loop      call → queue → waits for call.ended, or gives it up: the thread sees that at the next piece
+    thread    snapshot → record → HostStore.check → reserve → one copy, the tag over it → publish or abort
 
-Two threads serve one call together: the copy and the tag run without the interpreter's lock, what is between
-them does not, and a disk likes to be asked for two things at once.
-
-Invariant: a slot is reserved, filled, and published or given back on one thread: a call that was given up
+Invariant: a slot is reserved, filled, and published or given back on the thread: a call that was given up
 never leaves one that somebody still writes into.
 
-Threads: `run`, `forget` and `close` on the loop. The threads own nothing that outlives a call.
+Threads: `run`, `forget` and `close` on the loop. The thread owns nothing that outlives a call.
 """
 
 import asyncio
@@ -27,19 +24,21 @@ from cachemgr.host_contract import HostStore, IncomingShard
 from cachemgr.shard import BlockAddress, ShardCheck, Verdict
 from cachemgr.tiers.lmdb_tier.counts import LmdbCounts
 from cachemgr.tiers.lmdb_tier.database import Database, Snapshot
+from cachemgr.tiers.lmdb_tier.ending import Ending, joined
 from cachemgr.tiers.lmdb_tier.errors import LmdbTrouble
 from cachemgr.tiers.lmdb_tier.read_call import ReadCall
-from cachemgr.tiers.lmdb_tier.record import PIECE_NBYTES, RECORD_NBYTES, STAMP_NBYTES
+from cachemgr.tiers.lmdb_tier.record import PIECE_NBYTES, STAMP_NBYTES, keys_of
 
 log = logging.getLogger(__name__)
 
-_THREADS = 2
-_SHARED_BLOCKS = 4
-"""A call for fewer is served by one thread."""
 _SNAPSHOT_BLOCKS = 16
 """Then a new transaction is begun: what was freed since the last one may be used again."""
 _HOT_NBYTES = 256 << 10
 """Half of a small second-level cache: the tag reads what was just written."""
+
+
+_Wanted = tuple[BlockAddress, BlockHash]
+"""A block, and its key."""
 
 
 class Shelf(Protocol):
@@ -50,11 +49,11 @@ class Shelf(Protocol):
         """None while it is not open."""
         ...
 
-    def found_wrong(self, name: BlockHash, stamp: int) -> None:
+    def found_wrong(self, key: BlockHash, stamp: int) -> None:
         """Its bytes failed their check: it is to be removed."""
         ...
 
-    def used(self, names: Sequence[BlockHash]) -> None:
+    def used(self, keys: Sequence[BlockHash]) -> None:
         """Blocks of a chain, from its front, were read."""
         ...
 
@@ -73,155 +72,149 @@ class Reader:
         self._counts = counts
         self._stuck_s = stuck_s
         self._clock = clock
-        self._counting = threading.Lock()
         self._calls: set[ReadCall] = set()
         self._queue: queue.SimpleQueue[ReadCall | None] = queue.SimpleQueue()
-        self._progress_at: list[float | None] = [None] * _THREADS
-        """Of each thread: when it last had something from the disk; None while it rests."""
-        self._threads = [
-            threading.Thread(target=self._run, args=(number,), name=f"lmdb-reader-{number}", daemon=True)
-            for number in range(_THREADS)
-        ]
+        self._progress_at: float | None = None
+        """When the disk last gave something; None while nothing is asked of it."""
+        self._over: Ending | None = None
+        self._thread = threading.Thread(target=self._run, name="lmdb-reader", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
-        for thread in self._threads:
-            thread.start()
+        """Begin to read. On the loop."""
+        self._over = Ending()
+        self._thread.start()
 
     @property
     def stuck(self) -> bool:
-        """True while a thread has waited for the disk for too long. Ends by itself."""
-        oldest = self._clock() - self._stuck_s
-        return any(since is not None and since < oldest for since in self._progress_at)
+        """True while the disk has given nothing for too long. Ends by itself."""
+        since = self._progress_at
+        return since is not None and self._clock() - since > self._stuck_s
 
-    async def run(self, call: ReadCall, *, blocks: int, deadline: float) -> int:
+    async def run(self, call: ReadCall, *, deadline: float) -> int:
         """How many leading blocks it found by its deadline; what is given up ends at its next piece."""
         self._calls.add(call)
         call.ended.add_done_callback(lambda ended: self._calls.discard(call))
-        for _ in range(_THREADS if call.payload and blocks >= _SHARED_BLOCKS else 1):
-            self._queue.put(call)
+        self._queue.put(call)
         try:
             done, _ = await asyncio.wait({call.ended}, timeout=max(0.0, deadline - self._clock()))
         finally:
-            call.given_up = True
+            call.give_up()
         if not done:
             self._counts.timeouts += 1
-        return call.taken
+        return call.result
 
     async def forget(self, store: HostStore, *, limit_s: float) -> bool:
         """Give up every call for `store`; False if one does not end in time."""
-        return await self._give_up([call for call in self._calls if call.store is store], limit_s)
-
-    async def close(self, *, limit_s: float) -> bool:
-        """Give up every call and end the threads; False if the disk holds one."""
-        calls = list(self._calls)
-        for _ in self._threads:
-            self._queue.put(None)
-        if not await self._give_up(calls, limit_s):
-            return False
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join, limit_s)
-        return not any(thread.is_alive() for thread in self._threads)
-
-    async def _give_up(self, calls: Sequence[ReadCall], limit_s: float) -> bool:
+        calls = [call for call in self._calls if call.store is store]
         for call in calls:
-            call.given_up = True
+            call.give_up()
         if calls:
             await asyncio.wait({call.ended for call in calls}, timeout=limit_s)
         return all(call.ended.done() for call in calls)
 
-    # On the threads.
+    async def close(self, *, limit_s: float) -> bool:
+        """Give up every call and end the thread; False if the disk holds it."""
+        self._queue.put(None)
+        for call in self._calls:
+            call.give_up()
+        return self._over is None or (await self._over.wait(limit_s) and joined(self._thread))
 
-    def _run(self, number: int) -> None:
+    # On the thread.
+
+    def _run(self) -> None:
         while (call := self._queue.get()) is not None:
-            if call.enter():
-                self._progress_at[number] = self._clock()
-                self._serve(call, number)
-                self._progress_at[number] = None
-                if call.leave():
-                    self._end(call)
-            elif call.idle:
-                call.end()
+            self._progress_at = self._clock()
+            if not call.given_up:
+                self._serve(call)
+            self._progress_at = None
+            call.end()
+        assert self._over is not None
+        self._over.reach()
 
-    def _end(self, call: ReadCall) -> None:
-        if call.payload:
-            with self._counting:
-                self._counts.missing_blocks += call.missed
-            self._shelf.used(call.names)
-        call.end()
-
-    def _serve(self, call: ReadCall, number: int) -> None:
+    def _serve(self, call: ReadCall) -> None:
         database = self._shelf.database
+        if database is None:
+            return
         try:
-            while database is not None:
+            read = self._bring if call.payload else _known
+            key = keys_of(call.store.format_id)
+            for start in range(0, len(call.blocks), _SNAPSHOT_BLOCKS):
+                blocks = call.blocks[start : start + _SNAPSHOT_BLOCKS]
                 with database.snapshot() as snapshot:
-                    if not self._read_some(snapshot, call, number):
-                        return
+                    found = read(snapshot, call, [(address, key(address.hash)) for address in blocks])
+                call.result += found
+                if found < len(blocks):
+                    break
         except LmdbTrouble as error:
-            assert database is not None
             self._shelf.trouble(error, database)
         except Exception:
             self._counts.failed_calls += 1
             log.exception("reading blocks failed")
-        call.stop()
+        if call.payload and call.result:
+            self._shelf.used([key(address.hash) for address in call.blocks[: call.result]])
 
-    def _read_some(self, snapshot: Snapshot, call: ReadCall, number: int) -> bool:
-        """False once there is nothing left to take."""
-        for _ in range(_SNAPSHOT_BLOCKS):
-            found = call.take(snapshot.record)
-            if found is None:
-                return False
-            if call.payload and not self._bring(snapshot, call, found):
-                call.stop()
-                return False
-            self._progress_at[number] = self._clock()
-        return True
+    def _bring(self, snapshot: Snapshot, call: ReadCall, blocks: Sequence[_Wanted]) -> int:
+        for count, wanted in enumerate(blocks):
+            if call.given_up or not self._bring_one(snapshot, call, wanted):
+                return count
+        return len(blocks)
 
-    def _bring(self, snapshot: Snapshot, call: ReadCall, found: tuple[BlockAddress, bytes]) -> bool:
+    def _bring_one(self, snapshot: Snapshot, call: ReadCall, wanted: _Wanted) -> bool:
         """False where the call ends."""
-        address, record = found
+        address, key = wanted
+        record = snapshot.record(key)
+        if record is None:
+            self._counts.missing_blocks += 1
+            return False
         store, header = call.store, record[STAMP_NBYTES:]
-        check = store.check(header, address) if len(record) == RECORD_NBYTES else Verdict.CORRUPT
+        check = store.check(header, address)
         if check is Verdict.UNREADABLE:
-            with self._counting:
-                self._counts.unreadable_blocks += 1
+            self._counts.unreadable_blocks += 1
             return False
         if not isinstance(check, ShardCheck):
-            self._wrong(address, record)
+            self._wrong(key, record)
             return False
         incoming = store.reserve(address)
         if incoming is None:
             return True
         try:
-            whole = _fill(snapshot, call, incoming, check)
+            whole = _fill(snapshot, call, key, incoming, check) and check.passed()
         except BaseException:
             store.abort(incoming)
             raise
-        if not whole or not check.passed():
+        if not whole:
             store.abort(incoming)
             if not call.given_up:
-                self._wrong(address, record)
+                self._wrong(key, record)
             return False
-        store.publish(incoming, header)
-        with self._counting:
-            self._counts.get_blocks += 1
-            self._counts.got_bytes += store.payload_nbytes
-        call.came(store.payload_nbytes, self._clock())
+        self._progress_at = now = self._clock()
+        if not call.publish(incoming, header, now=now):
+            return False
+        self._counts.get_blocks += 1
+        self._counts.got_bytes += store.payload_nbytes
         return True
 
-    def _wrong(self, address: BlockAddress, record: bytes) -> None:
-        with self._counting:
-            self._counts.corrupt_blocks += 1
-        self._shelf.found_wrong(address.hash, int.from_bytes(record[:STAMP_NBYTES], "little"))
+    def _wrong(self, key: BlockHash, record: bytes) -> None:
+        self._counts.corrupt_blocks += 1
+        self._shelf.found_wrong(key, int.from_bytes(record[:STAMP_NBYTES], "little"))
 
 
-def _fill(snapshot: Snapshot, call: ReadCall, incoming: IncomingShard, check: ShardCheck) -> bool:
+def _known(snapshot: Snapshot, call: ReadCall, blocks: Sequence[_Wanted]) -> int:
+    for count, (_, key) in enumerate(blocks):
+        if snapshot.record(key) is None:
+            return count
+    return len(blocks)
+
+
+def _fill(
+    snapshot: Snapshot, call: ReadCall, key: BlockHash, incoming: IncomingShard, check: ShardCheck
+) -> bool:
     """The one copy, from the map into the slot; False if a piece is not there or not of its size."""
-    payload, name = incoming.payload, incoming.address.hash
+    payload = incoming.payload
     slot = np.frombuffer(payload, np.uint8)
     for number, start in enumerate(range(0, payload.nbytes, PIECE_NBYTES)):
         stop = min(start + PIECE_NBYTES, payload.nbytes)
-        piece = None if call.given_up else snapshot.piece(name, number)
+        piece = None if call.given_up else snapshot.piece(key, number)
         if piece is None or len(piece) != stop - start:
             return False
         source = np.frombuffer(piece, np.uint8)

@@ -83,13 +83,13 @@ class LmdbShelf:
         """True if a transaction may be tried now."""
         return self.writes and self._clock() >= self._write_at
 
-    def found_wrong(self, name: BlockHash, stamp: int) -> None:
+    def found_wrong(self, key: BlockHash, stamp: int) -> None:
         """A block failed its check: the writer removes it, unless it was replaced since."""
-        self._wrong.append((name, stamp))
+        self._wrong.append((key, stamp))
 
-    def used(self, names: Sequence[BlockHash]) -> None:
+    def used(self, keys: Sequence[BlockHash]) -> None:
         """Blocks of a chain, from its front, were used."""
-        self._used.append(names)
+        self._used.append(keys)
 
     def trouble(self, error: LmdbTrouble, database: Database) -> None:
         """`database` could not be read: it is opened anew."""
@@ -221,8 +221,8 @@ class LmdbShelf:
         """Names and headers only. Until it is done, this process knows of nothing here."""
         assert self.database is not None
         with self.database.snapshot() as snapshot:
-            names, records = snapshot.records()
-        self.rows, self.stamp = Rows.found(names, records, bound=self.bound)
+            keys, records = snapshot.records()
+        self.rows, self.stamp = Rows.found(keys, records, bound=self.bound)
 
     def _shut(self) -> None:
         """Close the files; all that was committed is on disk. LmdbTrouble, and they stay open, else."""

@@ -1,7 +1,7 @@
 """The LowerTier over a folder of LMDB: threads of its own, so that a transaction holds up no read.
 
     loop            put → queue            known, get → a call with a deadline
-    lmdb-writer     opening, batches, eviction, taking over       lmdb-reader-n   one call after another
+    lmdb-writer     opening, batches, eviction, taking over       lmdb-reader     one call after another
 
 Invariants
 - The loop never touches a file: it looks into dictionaries, takes locks that are held for microseconds, and
@@ -12,7 +12,6 @@ Threads: the IO loop. Whether the process is another one after a fork is looked 
 works on in a child.
 """
 
-import asyncio
 import logging
 import os
 import time
@@ -20,9 +19,11 @@ from collections.abc import Callable, Sequence
 
 from cachemgr.host_contract import HostStore
 from cachemgr.shard import BlockAddress
+from cachemgr.tiers.lmdb_tier.batch import Offer
 from cachemgr.tiers.lmdb_tier.counts import LmdbCounts
 from cachemgr.tiers.lmdb_tier.read_call import ReadCall
 from cachemgr.tiers.lmdb_tier.reader import Reader
+from cachemgr.tiers.lmdb_tier.record import keys_of
 from cachemgr.tiers.lmdb_tier.settings import LmdbTierSettings
 from cachemgr.tiers.lmdb_tier.shelf import LmdbShelf
 from cachemgr.tiers.lmdb_tier.writer import Writer
@@ -70,9 +71,10 @@ class LmdbTier:
         if not self.usable or not blocks:
             return 0
         if self._shelf.writes:
-            return self._shelf.rows.leading(blocks)
+            key = keys_of(store.format_id)
+            return self._shelf.rows.leading(key(address.hash) for address in blocks)
         call = ReadCall(store, blocks, payload=False)
-        return await self._reader.run(call, blocks=len(blocks), deadline=deadline)
+        return await self._reader.run(call, deadline=deadline)
 
     async def get(
         self,
@@ -86,7 +88,7 @@ class LmdbTier:
         self._counts.get_calls += 1
         if self.usable and blocks:
             call = ReadCall(store, blocks, payload=True, arrived=arrived)
-            await self._reader.run(call, blocks=len(blocks), deadline=deadline)
+            await self._reader.run(call, deadline=deadline)
 
     def put(self, store: HostStore, blocks: Sequence[BlockAddress]) -> None:
         """See LowerTier. Of a process that does not write here, nothing is kept."""
@@ -95,19 +97,20 @@ class LmdbTier:
         if self._shelf.reads_only:
             self._counts.put_not_writer += len(blocks)
             return
-        rows = self._shelf.rows
-        known = [address.hash for address in blocks if address.hash in rows]
-        self._counts.put_known += len(known)
+        rows, key = self._shelf.rows, keys_of(store.format_id)
+        offers = [Offer(store, address, key(address.hash)) for address in blocks]
+        known = [offer.key for offer in offers if offer.key in rows]
         if known:
+            self._counts.put_known += len(known)
             self._shelf.used(known)
-        if len(known) < len(blocks):
-            self._writer.offer(store, [address for address in blocks if address.hash not in rows])
+        if len(known) < len(offers):
+            self._writer.offer([offer for offer in offers if offer.key not in rows])
 
     async def forget(self, store: HostStore) -> None:
         """See LowerTier. Waits at most `close_s` each for a read and a transaction that use it."""
         limit_s = self._settings.close_s
         let_go = await self._reader.forget(store, limit_s=limit_s)
-        let_go &= await asyncio.to_thread(self._writer.forget, store, limit_s=limit_s)
+        let_go &= await self._writer.forget(store, limit_s=limit_s)
         if not let_go:
             log.error("lmdb: a store goes away while the disk holds up who uses it, for %g s", limit_s)
 
@@ -129,6 +132,6 @@ class LmdbTier:
         self._running, self._closed = False, True
         limit_s = self._settings.close_s
         ended = await self._reader.close(limit_s=limit_s)
-        ended &= await asyncio.to_thread(self._writer.close, limit_s=limit_s)
+        ended &= await self._writer.close(limit_s=limit_s)
         if not ended:
             log.error("lmdb: the disk held up closing for more than %g s: left as it is", limit_s)

@@ -7,7 +7,7 @@ Invariants
 - What waits is named, not pinned: what left the host tier before its turn is passed by.
 - No store is used once `forget` has returned True.
 
-Threads: any, but `_run` and what it calls.
+Threads: the loop, but for `_run` and what it calls.
 """
 
 import logging
@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 
 from cachemgr.contract import BlockHash
 from cachemgr.host_contract import HostStore
-from cachemgr.shard import BlockAddress
 from cachemgr.tiers.lmdb_tier.batch import Batches, Offer
 from cachemgr.tiers.lmdb_tier.counts import LmdbCounts
+from cachemgr.tiers.lmdb_tier.ending import Ending, joined
 from cachemgr.tiers.lmdb_tier.errors import LmdbTrouble
 from cachemgr.tiers.lmdb_tier.settings import LmdbTierSettings
 from cachemgr.tiers.lmdb_tier.shelf import LmdbShelf
@@ -49,11 +49,14 @@ class Writer:
         self._clock = clock
         self._changed = threading.Condition()
         self._waiting: deque[Offer] = deque()
-        self._names: set[BlockHash] = set()
+        self._keys: set[BlockHash] = set()
         self._nbytes = 0
         self._since = 0.0
         """When the first of those that wait came."""
         self._using: list[HostStore] = []
+        self._awaiting: list[Ending] = []
+        """Of who waits for those to be let go."""
+        self._over: Ending | None = None
         self._closing_by: float | None = None
         self._thread = threading.Thread(target=self._run, name="lmdb-writer", daemon=True)
 
@@ -63,14 +66,15 @@ class Writer:
         return len(self._waiting)
 
     def start(self) -> None:
-        """Open the folder, as soon as it can be, and write."""
+        """Open the folder, as soon as it can be, and write. On the loop."""
+        self._over = Ending()
         self._thread.start()
 
-    def offer(self, store: HostStore, blocks: Sequence[BlockAddress]) -> None:
+    def offer(self, offers: Sequence[Offer]) -> None:
         """Have these written; never waits."""
         with self._changed:
-            for address in blocks:
-                if address.hash in self._names:
+            for offer in offers:
+                if offer.key in self._keys:
                     continue
                 if len(self._waiting) >= self._settings.queue_blocks or self._closing_by is not None:
                     self._counts.put_dropped += 1
@@ -78,28 +82,31 @@ class Writer:
                 if not self._waiting:
                     self._since = self._clock()
                     self._changed.notify_all()
-                self._waiting.append(Offer(store, address))
-                self._names.add(address.hash)
-                self._nbytes += store.payload_nbytes
+                self._waiting.append(offer)
+                self._keys.add(offer.key)
+                self._nbytes += offer.store.payload_nbytes
             if self._full():
                 self._changed.notify_all()
 
-    def forget(self, store: HostStore, *, limit_s: float) -> bool:
+    async def forget(self, store: HostStore, *, limit_s: float) -> bool:
         """Drop what waits of `store`; False if it is still being read after `limit_s`."""
         with self._changed:
             kept = [offer for offer in self._waiting if offer.store is not store]
             self._counts.put_dropped += len(self._waiting) - len(kept)
             self._set_waiting(kept)
-            return self._changed.wait_for(lambda: not any(one is store for one in self._using), limit_s)
+            if not any(one is store for one in self._using):
+                return True
+            released = Ending()
+            self._awaiting.append(released)
+        return await released.wait(limit_s)
 
-    def close(self, *, limit_s: float) -> bool:
+    async def close(self, *, limit_s: float) -> bool:
         """Write what waits, close the files, end the thread; False if the disk holds it. Idempotent."""
         with self._changed:
             if self._closing_by is None:
                 self._closing_by = self._clock() + limit_s
             self._changed.notify_all()
-        self._thread.join(limit_s)
-        return not self._thread.is_alive()
+        return self._over is None or (await self._over.wait(limit_s) and joined(self._thread))
 
     # On the thread.
 
@@ -112,6 +119,8 @@ class Writer:
                 self._counts.put_dropped += len(self._waiting)
                 self._set_waiting(())
             self._shelf.close()
+            assert self._over is not None
+            self._over.reach()
 
     def _turn(self) -> bool:
         """One look, and one batch if it is due; True at the end."""
@@ -148,7 +157,9 @@ class Writer:
     def _released(self) -> None:
         with self._changed:
             self._using = []
-            self._changed.notify_all()
+            awaiting, self._awaiting = self._awaiting, []
+        for released in awaiting:
+            released.reach()
 
     def _full(self) -> bool:
         return len(self._waiting) >= self._settings.batch_writes or self._nbytes >= self.batches.batch_nbytes
@@ -176,11 +187,11 @@ class Writer:
             if offers and nbytes > self.batches.batch_nbytes:
                 break
             offers.append(self._waiting.popleft())
-        self._names -= {offer.address.hash for offer in offers}
+        self._keys -= {offer.key for offer in offers}
         self._nbytes -= sum(offer.store.payload_nbytes for offer in offers)
         return offers
 
     def _set_waiting(self, offers: Sequence[Offer]) -> None:
         self._waiting = deque(offers)
-        self._names = {offer.address.hash for offer in offers}
+        self._keys = {offer.key for offer in offers}
         self._nbytes = sum(offer.store.payload_nbytes for offer in offers)

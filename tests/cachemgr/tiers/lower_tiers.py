@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from cachemgr.tiers.contract import LowerTier
+from cachemgr.tiers.lmdb_tier import LmdbTierSettings, open_lmdb_tier
 from cachemgr.tiers.redis_tier import RedisTierSettings, open_redis_tier
+from tests.cachemgr.tiers.rig import eventually
 from tests.redis_server import RedisServer
 
 OpenLowerTier = Callable[..., AbstractAsyncContextManager[LowerTier]]
@@ -30,4 +32,17 @@ async def open_redis(folder: Path, *, queue_blocks: int = 4096) -> AsyncIterator
             await tier.close()
 
 
-LOWER_TIERS = [pytest.param(open_redis, id="redis")]
+@asynccontextmanager
+async def open_lmdb(folder: Path, *, queue_blocks: int = 4096) -> AsyncIterator[LowerTier]:
+    path = str(folder / "lmdb")
+    settings = LmdbTierSettings(path=path, max_bytes=64 << 20, batch_s=0.05, queue_blocks=queue_blocks)
+    tier = open_lmdb_tier(settings)
+    await tier.start()
+    await eventually(lambda: tier.usable)
+    try:
+        yield tier
+    finally:
+        await tier.close()
+
+
+LOWER_TIERS = [pytest.param(open_redis, id="redis"), pytest.param(open_lmdb, id="lmdb")]

@@ -53,7 +53,8 @@ def test_what_was_put_comes_back_whole_and_in_order(scene: Scene, host: Host) ->
         await tier.get(
             pair.far.store, pair.blocks, deadline=soon(), arrived=lambda nbytes: seen.append(pair.whole())
         )
-        assert seen == list(range(1, BLOCKS + 1)), "each is there when it is said to have arrived"
+        assert len(seen) == BLOCKS
+        assert all(whole > told for told, whole in enumerate(seen)), "each is there when it is said to be"
         assert tier.counters()["get_blocks_total"] == BLOCKS
         assert tier.counters()["put_blocks_total"] == BLOCKS
 
