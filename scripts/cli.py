@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from scripts import (
+    acl,
     bench,
     benchmarks,
     build,
@@ -31,7 +32,7 @@ from scripts.refusals import one_line_errors
 
 VERBS = (
     build, keygen, sign, verify, deploy, rollback, releases, install, secret, serve, probe, demo, run,
-    benchmarks, cluster, ring, simulate,
+    benchmarks, cluster, ring, acl, simulate,
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """A real redis-server on a free loopback port, for tests: paused, continued, killed, started anew at will.
 
-    with RedisServer(tmp_path) as server: …          or the fixture `redis_server`
+with RedisServer(tmp_path) as server: …          or the fixture `redis_server`
 """
 
 import shutil
@@ -24,11 +24,12 @@ BINARY = shutil.which("redis-server") or "/usr/bin/redis-server"
 class RedisServer:
     """One server process without a disk: killed, it comes back empty, on the same port."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        """`options` as redis-server takes them: `"--maxmemory", "2mb"`."""
+    def __init__(self, folder: Path, *options: str, conf: Path | None = None) -> None:
+        """`options` as redis-server takes them: `"--maxmemory", "2mb"`; they win over the file `conf`."""
         [self.port] = free_ports(1)
         self._folder = folder
         self._options = options
+        self._conf = () if conf is None else (str(conf),)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -41,7 +42,9 @@ class RedisServer:
         fixed = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
         log = self._folder / f"redis-{self.port}.log"
         files = ("--dir", str(self._folder), "--logfile", str(log))
-        self._process = subprocess.Popen([BINARY, *fixed, *files, *self._options], stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [BINARY, *self._conf, *fixed, *files, *self._options], stdout=subprocess.DEVNULL
+        )
         wait_until(self._answers)
 
     def kill(self) -> None:

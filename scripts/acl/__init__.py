@@ -1,0 +1,12 @@
+"""`tensorcache acl`: who may do what, in the words of those who enforce it.
+
+command        the verbs and their options
+redis          `tensorcache acl redis`: users of a Redis, or a configuration for one
+redis_rules    what a reader, a writer and a node's membership need there, and nothing else
+redis_conf     a redis.conf to begin with
+passwords      where passwords come from, and how they are shown
+"""
+
+from scripts.acl.command import add_parser
+
+__all__ = ["add_parser"]

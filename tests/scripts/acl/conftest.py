@@ -1,0 +1,3 @@
+"""Caches for the tier that runs under the rules."""
+
+from tests.cachemgr.conftest import host, shared_memory  # noqa: F401  # fixtures
