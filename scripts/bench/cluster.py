@@ -130,6 +130,7 @@ def _other_node(subject: Subject) -> Iterator[Reading]:
         of_one += one
         ratios.append(statistics.median(x / y for x, y in zip(three, one, strict=True)))
     seconds, compute = statistics.median(of_one), statistics.median(computed)
+    subject.ttft_s["peer"] = seconds
     yield Reading(
         "cluster.ttft1024.peer_vs_compute",
         seconds / compute,

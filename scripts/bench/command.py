@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.errors import DeviceError
 from scripts.bench.goals import EVERYWHERE, ROOMS, Room
@@ -14,10 +15,16 @@ from scripts.bench.peers import DEFAULT_PYTHON
 from scripts.bench.report import Row, machine_line, number_text, summary, table, write_json
 from scripts.bench.subject import BenchSettings, Subject
 
+if TYPE_CHECKING:
+    from scripts.bench.tiers import Tiers
+
+DEFAULT_TRACE = Path("build/traces/conversation_trace.jsonl")
+
 EXAMPLES = """
 examples:
   tensorcache bench                          # everything: some minutes
   tensorcache bench --only cache             # one room
+  tensorcache bench --only tiers --trace conversation_trace.jsonl
   tensorcache bench --only gpu               # on a GPU node; the numbers go to build/bench-gpu.json
   python -m scripts.bench.peers_install      # llama.cpp and OpenVINO, to compare with
 """
@@ -38,6 +45,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--peers-python", type=Path, default=DEFAULT_PYTHON, help="Python of the peers' environment"
     )
+    top.add_argument(
+        "--trace", type=Path, default=DEFAULT_TRACE, metavar="FILE",
+        help="Mooncake's conversation trace, to replay in the room tiers (default %(default)s)",
+    )  # fmt: skip
     top.add_argument("--threads", type=int, default=2, help="threads of every engine (default %(default)s)")
     top.add_argument("--folder", type=Path, default=Path("build/bench"), help="for releases, keys and logs")
     top.add_argument(
@@ -65,17 +76,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
     arguments.folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    rows = run(_chosen(arguments, rooms), _say)
+    chosen, tiers = _chosen(arguments, rooms)
+    rows = run(chosen, _say)
     out = arguments.out or Path("build/bench-gpu.json" if set(rooms) == {"gpu"} else "build/bench.json")
     write_json(rows, out)
     took = time.perf_counter() - started
     print(f"\n{table(rows)}\n\n{machine}\n{summary(rows)}, {took:.0f} s → {out}")
+    for plot in tiers.draw():
+        print(f"plot → {plot}")
     return 0
 
 
-def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> list[Measurement]:
+def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> "tuple[list[Measurement], Tiers]":
     from scripts.bench import backend, cache, cluster, engine, gpu, hot, moves, peer, ring
     from scripts.bench.gpu_subject import GpuSubject
+    from scripts.bench.tiers import Tiers
 
     folder = arguments.folder.resolve()
     settings = BenchSettings(
@@ -83,6 +98,7 @@ def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> list[Measur
     )
     subject = Subject(settings)
     with_gpu = GpuSubject(folder, precision=arguments.precision, with_8b=not arguments.without_8b)
+    tiers = Tiers(subject, trace=arguments.trace)
     of_room: dict[Room, list[Measurement]] = {
         "engine": engine.measurements(subject),
         "backend": backend.measurements(subject),
@@ -94,10 +110,12 @@ def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> list[Measur
             *hot.measurements(),
             *moves.measurements(),
         ],
+        "tiers": tiers.measurements(),
         "gpu": gpu.measurements(gpu.How(with_gpu)),
     }
     every = [measurement for room in ROOMS if room in rooms for measurement in of_room[room]]
-    return [measurement for measurement in every if any(arguments.row in name for name in measurement.rows)]
+    chosen = [measurement for measurement in every if any(arguments.row in name for name in measurement.rows)]
+    return chosen, tiers
 
 
 def _say(row: Row) -> None:

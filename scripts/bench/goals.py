@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Room = Literal["engine", "backend", "cache", "cluster", "gpu"]
-ROOMS: tuple[Room, ...] = ("engine", "backend", "cache", "cluster", "gpu")
-EVERYWHERE: tuple[Room, ...] = ("engine", "backend", "cache", "cluster")
+Room = Literal["engine", "backend", "cache", "cluster", "tiers", "gpu"]
+ROOMS: tuple[Room, ...] = ("engine", "backend", "cache", "cluster", "tiers", "gpu")
+EVERYWHERE: tuple[Room, ...] = ("engine", "backend", "cache", "cluster", "tiers")
 """The rooms that need no GPU."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -42,6 +42,9 @@ STEP_BASE_US, STEP_LANE_US = 300, 10
 GPU_MODELS: tuple[Literal["smollm2", "llama8b"], ...] = ("smollm2", "llama8b")
 GPU_WINDOWS = (256, 1024, 4096)
 GPU_ROWS = (1, 4, 8)
+REDIS_MIBS = (1, 4)
+TRACE_CAPACITIES = (1_000, 5_859, 20_000, 50_000)
+"""Blocks of 512 tokens: of the trace's own, not the product's."""
 
 _ROWS = (
     Goal("engine.prefill512.vs_llamacpp", "engine", "ratio", ">=", 2.5),
@@ -86,6 +89,16 @@ _ROWS = (
     Goal("hot.max_over_mean", "cluster", "ratio", "<=", 1.5),
     Goal("move.failed_requests", "cluster", "requests", "<=", 0.0),
     Goal("move.lost_blocks", "cluster", "blocks", "<=", 0.0),
+    *(Goal(f"tiers.redis.{mib}mib.get_vs_raw", "tiers", "ratio", ">=", 0.9) for mib in REDIS_MIBS),
+    *(Goal(f"tiers.redis.{mib}mib.put_vs_raw", "tiers", "ratio", ">=", 0.9) for mib in REDIS_MIBS),
+    Goal("tiers.lmdb.1mib.get_vs_raw", "tiers", "ratio", ">=", 0.9),
+    Goal("tiers.lmdb.1mib.put_vs_raw", "tiers", "ratio", ">=", 0.8),
+    Goal("cache.ttft1024.redis_vs_compute", "tiers", "ratio", "<=", 0.1),
+    Goal("cache.ttft1024.lmdb_vs_compute", "tiers", "ratio", "<=", 0.1),
+    Goal("cache.slow_redis_ttft_vs_compute", "tiers", "ratio", "<=", 1.1),
+    Goal("evict.touch_us", "tiers", "µs", "<=", 2.0),
+    Goal("evict.index_bytes_per_block", "tiers", "bytes", "<=", 200.0),
+    *(Goal(f"evict.conversation.{n}.vs_best", "tiers", "ratio", ">=", 1.0) for n in TRACE_CAPACITIES),
     *(
         Goal(f"gpu.smollm2.decode_ms.w{window}.b{rows}", "gpu", "ms", "<=", None)
         for window in GPU_WINDOWS

@@ -7,9 +7,6 @@ it gave. What Mooncake and LMCache give is not checked, which is to their advant
 
 import asyncio
 import importlib
-import shutil
-import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +20,7 @@ import numpy as np
 from cachemgr.cluster.bulk.client import BulkClient
 from cachemgr.cluster.bulk.opening import BulkDoor
 from cachemgr.shard import HEADER_NBYTES, BlockAddress, ShardCheck, address_of
-from scripts.bench.harness import Measurement, Paired, PeerMissingError, Reading, alternate, timed
+from scripts.bench.harness import Measurement, Paired, Reading, alternate, timed
 from scripts.bench.peer_node import (
     OWNER,
     READER,
@@ -35,13 +32,13 @@ from scripts.bench.peer_node import (
     settings,
 )
 from scripts.bench.peers import StoreKind, open_store
+from scripts.bench.redis_server import redis_server
 from scripts.bench.subject import Subject
 
 _BLOCKS = 16
 _ROUNDS = 25
 _FETCHES = 2000
 _PIECE_NBYTES = 256 << 10
-_START_S = 20.0
 
 
 def measurements(subject: Subject) -> list[Measurement]:
@@ -206,33 +203,10 @@ def _get_checked(redis: Any, node: CacheNode, block: BlockAddress) -> None:
 
 @contextmanager
 def _redis() -> Iterator[Any]:
-    """A client of a real server on a free port of loopback."""
-    binary = shutil.which("redis-server")
-    if binary is None:
-        raise PeerMissingError("redis-server is not installed: apt-get install redis-server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    client = importlib.import_module("redis").Redis(host="127.0.0.1", port=port)
-    try:
-        _wait_for(port)
-        yield client
-    finally:
-        client.close()
-        server.terminate()
-        server.wait(_START_S)
-
-
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + _START_S
-    while True:
+    """A client of a real server."""
+    with redis_server() as port:
+        client = importlib.import_module("redis").Redis(host="127.0.0.1", port=port)
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-        else:
-            return
+            yield client
+        finally:
+            client.close()

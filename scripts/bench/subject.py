@@ -50,6 +50,8 @@ class Subject:
 
     def __init__(self, settings: BenchSettings) -> None:
         self.settings = settings
+        self.ttft_s: dict[str, float] = {}
+        """To a first token after 1,024, by where the prompt came from; as far as it was measured."""
         self._offset = itertools.count()
 
     @property
