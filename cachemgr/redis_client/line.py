@@ -24,6 +24,8 @@ Buffer = bytes | memoryview
 PIECE_NBYTES = 256 << 10
 """Written at once: what the kernel does not take of a piece is copied by the transport."""
 
+_WAITING_NBYTES = 64 << 10
+"""Taken but not sent, before the next piece waits. Not 0: a transport inside TLS would never go on."""
 _SCRATCH_NBYTES = 64 << 10
 
 
@@ -132,7 +134,7 @@ class RedisLine(asyncio.BufferedProtocol):
         except BaseException:
             login.close()
             raise
-        line._transport.set_write_buffer_limits(high=0)
+        line._transport.set_write_buffer_limits(high=_WAITING_NBYTES)
         return line
 
     @property

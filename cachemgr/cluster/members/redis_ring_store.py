@@ -4,12 +4,8 @@
     tensorcache:<cluster>:node:<id>      the node as JSON; expires unless it is written again and again
     tensorcache:<cluster>:nodes          set: ids whose key may exist, so that nobody has to scan the database
 
-All that a user of Redis needs to be allowed:
-
-    ACL SETUSER tensorcache on >PASSWORD resetkeys ~tensorcache:CLUSTER:* resetchannels -@all +hget +hset +set
-        +sadd +srem +smembers +mget +del +eval
-
-and `+select` where the database is not 0. Redis must not evict: `maxmemory-policy noeviction`.
+All that its user of Redis needs to be allowed: `tensorcache acl redis --role membership`. Redis must not
+evict: `maxmemory-policy noeviction`.
 """
 
 from collections.abc import Mapping
