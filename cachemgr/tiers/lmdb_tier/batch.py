@@ -185,9 +185,10 @@ class Batches:
 
     def _make_more_room(self) -> bool:
         """Evict a batch more than the bound asks for; False if that did not help before: readers hold on."""
-        self._counts.dead_readers += self._database().drop_dead_readers()
+        dead = self._database().drop_dead_readers()
+        self._counts.dead_readers += dead
         if self._slack > self._limit // 4:
-            return False
+            return dead > 0
         self._slack += self.batch_nbytes
         with self._database().change() as change:
             gone = self._evict(change, self.batch_nbytes, rows=0, most=_MOST_GONE)

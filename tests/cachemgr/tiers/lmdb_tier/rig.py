@@ -1,27 +1,22 @@
-"""A tier on a folder, and nodes beside it: what the tests of the LMDB tier have in common."""
+"""A tier on a folder, and what the tests of the LMDB tier ask of it."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from cachemgr.contract import BlockHash
-from cachemgr.host_contract import HostStore
-from cachemgr.shard import BlockAddress, address_of
 from cachemgr.tiers.lmdb_tier import LmdbTierSettings
 from cachemgr.tiers.lmdb_tier.tier import LmdbTier
+from tests.cachemgr.tiers.rig import eventually
 
 MIB = 1 << 20
-PROMPTLY: dict[str, float] = {"batch_s": 0.01, "retry_s": 0.05}
-
-
-def addresses(hashes: Sequence[BlockHash]) -> list[BlockAddress]:
-    return [address_of(hashes, index) for index in range(len(hashes))]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def settings_of(path: Path, **options: object) -> LmdbTierSettings:
-    return LmdbTierSettings(path=str(path), **{**PROMPTLY, "max_bytes": 16 * MIB, **options})  # type: ignore[arg-type]
+    promptly: dict[str, object] = {"batch_s": 0.01, "retry_s": 0.05, "max_bytes": 16 * MIB}
+    return LmdbTierSettings(path=str(path), **(promptly | options))  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -31,46 +26,37 @@ async def opened(path: Path, *, usable: bool = True, **options: object) -> Async
     await tier.start()
     try:
         if usable:
-            await until(lambda: tier.usable)
+            await eventually(lambda: tier.usable)
         yield tier
     finally:
         await tier.close()
-
-
-async def until(condition: object, *, limit_s: float = 20.0) -> None:
-    """Wait on the loop until `condition()` holds."""
-    assert callable(condition)
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        await asyncio.sleep(0.005)
 
 
 def count(tier: LmdbTier, name: str) -> int:
     return int(tier.counters()[name])
 
 
-async def keep(tier: LmdbTier, store: HostStore, hashes: Sequence[BlockHash]) -> None:
-    """Put a chain, and wait until it is written or dropped."""
-    before = done(tier)
-    new = len(hashes) - await tier.known(store, addresses(hashes), deadline=soon())
-    tier.put(store, addresses(hashes))
-    await until(lambda: done(tier) - before >= new)
+def files_nbytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def done(tier: LmdbTier) -> int:
-    return sum(count(tier, f"put_{end}_total") for end in ("blocks", "dropped", "gone", "not_writer"))
+@contextmanager
+def child(script: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
+    """A process that runs a script of this folder; killed at the end. What it says is read line by line."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        env={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
-def soon(seconds: float = 10.0) -> float:
-    return time.monotonic() + seconds
-
-
-async def bring(
-    tier: LmdbTier, store: HostStore, hashes: Sequence[BlockHash], *, limit_s: float = 10.0
-) -> int:
-    """Get a chain; how many blocks came."""
-    sizes: list[int] = []
-    await tier.get(store, addresses(hashes), deadline=soon(limit_s), arrived=sizes.append)
-    assert all(nbytes == store.payload_nbytes for nbytes in sizes)
-    return len(sizes)
+def line_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, "the child ended"
+    return line
