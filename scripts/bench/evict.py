@@ -88,12 +88,13 @@ def _conversation(rows: tuple[str, ...], path: Path, seen: list[Measured]) -> It
     for row, capacity in zip(rows, TRACE_CAPACITIES, strict=True):
         here = {policy: replay(trace, policy, capacity=capacity) for policy in (*TEXTBOOK, OURS, OPTIMUM)}
         seen += here.values()
-        yield _reading(row, here)
+        yield reading(row, here)
 
 
-def _reading(row: str, here: dict[str, Measured]) -> Reading:
+def reading(row: str, here: dict[str, Measured]) -> Reading:
+    """Ours beside the best of the textbook that is there."""
     ours, optimum = here[OURS], here[OPTIMUM]
-    best = max((here[policy] for policy in TEXTBOOK), key=lambda one: one.hits)
+    best = max((here[policy] for policy in TEXTBOOK if policy in here), key=lambda one: one.hits)
     way = (ours.hits - best.hits) / max(1, optimum.hits - best.hits)
     detail = (
         f"{ours.block_hit_rate:.4f} against {best.block_hit_rate:.4f} of {best.policy}, "

@@ -54,8 +54,9 @@ class Frames:
         line, self._line = self._line.rstrip(b"\r"), b""
         if line[:1] != b"$" or not line[1:].isdigit():
             return False
-        self._string_left = int(line[1:]) + len(b"\r\n")
-        return self._string_left > _VALUE_NBYTES
+        nbytes = int(line[1:])
+        self._string_left = nbytes + len(b"\r\n")
+        return nbytes >= _VALUE_NBYTES
 
 
 @contextmanager

@@ -149,14 +149,14 @@ class Copies:
     def __init__(self, blocks: Blocks) -> None:
         self._store = blocks.store
         nbytes = blocks.store.payload_nbytes
-        self._slots = [_aligned(nbytes) for _ in blocks.addresses]
+        self.slots = [_aligned(nbytes) for _ in blocks.addresses]
 
     def take(self, index: int, header: bytes, payload: memoryview, address: BlockAddress) -> None:
         """Copy it in pieces, with the tag over each while it is hot; RuntimeError if it does not pass."""
         check = self._store.check(header, address)
         if not isinstance(check, ShardCheck):
             raise RuntimeError(f"{check} for block {index}")
-        slot, source = self._slots[index], np.frombuffer(payload, np.uint8)
+        slot, source = self.slots[index], np.frombuffer(payload, np.uint8)
         for start in range(0, slot.nbytes, _PIECE_NBYTES):
             piece = slot[start : start + _PIECE_NBYTES]
             np.copyto(piece, source[start : start + _PIECE_NBYTES])

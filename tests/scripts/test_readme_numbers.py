@@ -49,5 +49,5 @@ def test_without_a_bench_it_says_so(tmp_path: Path) -> None:
 
 def test_our_readme_has_the_marks() -> None:
     text = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    for marks in ("numbers", "gpu-numbers"):
+    for marks in ("numbers", "gpu-numbers", "cluster-numbers", "tiers-numbers"):
         assert text.count(f"<!-- {marks}:begin -->") == text.count(f"<!-- {marks}:end -->") == 1
