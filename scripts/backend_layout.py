@@ -19,6 +19,18 @@ BACKEND = "tensorcache"
 TEMPLATES = Path(__file__).resolve().parent.parent / "model_repository"
 TEMPLATE_MODEL = "smollm2"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_TIERS_BELOW = """
+# Tiers below, none unless configured: README, "Tiers below: Redis and a disk".
+# [redis]
+# url = "rediss://tensorcache-writer@redis.example:6379"   # the user that `tensorcache acl redis` makes
+# password_file = "redis.password"   # mode 0600
+# ttl_s = 3600                       # after it was last read or offered
+# [lmdb]
+# path = "lmdb"                      # a folder on this node's own disk
+# max_bytes = 34359738368            # of its files
+# [log]
+# level = "debug"                    # one line per prompt: what was where, at what cost, what was chosen
+"""
 
 
 def lay_out_backend(backends: Path) -> Path:
@@ -69,7 +81,7 @@ def write_node_config(
         f"[trust]\nkeys = [{', '.join(names)}]\n\n"
         '[secrets]\ndir = "secrets"\n\n'
         f"[host]\n{'# ' if host_bytes is None else ''}bytes = {host_bytes or 1 << 30}\nttl_s = 3600\n"
-    )
+    ) + _TIERS_BELOW
     write_whole(config, text.encode(), mode=0o600)
     return [*written, config]
 

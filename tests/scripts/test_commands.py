@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cachemgr import CacheSecrets
+from backend.settings import read_node_settings
+from cachemgr import CacheSecrets, LmdbTierSettings
 from engines import generate_signing_key, sign_release
 from scripts.backend_layout import lay_out_backend, write_model_config, write_node_config
 from scripts.cli import VERBS, main, parser
@@ -198,6 +199,21 @@ def test_settings_of_a_node_are_kept(tmp_path: Path, signed: tuple[Path, Path]) 
     assert config.read_text() == "# mine\n"
     with pytest.raises(UsageError, match="is not a file"):
         write_node_config(tmp_path / "other.toml", keys=(tmp_path / "none.pub",))
+
+
+def test_tiers_below_are_examples_until_somebody_wants_them(
+    tmp_path: Path, signed: tuple[Path, Path]
+) -> None:
+    config = tmp_path / "tensorcache.toml"
+    write_node_config(config, keys=(signed[1],))
+    node = read_node_settings(config)
+    assert (node.redis.enabled, node.lmdb.enabled, node.log_level) == (False, False, "info")
+    before, told, examples = config.read_text().partition("# Tiers below")
+    config.write_text(before + told + re.sub(r"^# (?=\[|\w+ = )", "", examples, flags=re.M))
+    node = read_node_settings(config)
+    assert (node.redis.enabled, node.lmdb.enabled, node.log_level) == (True, True, "debug")
+    assert node.redis.password_file == str(tmp_path / "redis.password")
+    assert node.lmdb == LmdbTierSettings(path=str(tmp_path / "lmdb")), "the examples are the defaults"
 
 
 def test_model_config_is_written_once_and_names_are_checked(tmp_path: Path) -> None:
