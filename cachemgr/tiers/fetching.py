@@ -1,0 +1,328 @@
+"""A prompt's missing blocks, each from where it costs least, and none that is quicker to compute.
+
+    fetch ─┬ on its way already          wait for that flight
+           ├ peers, once                 they publish into the store; what they lack is missing still
+           ├ ask all tiers that may pay  `known`: how far does each reach from the first missing block on
+           └ fetch from the tier that the plan names, as far as it says; then look again
+
+Each turn moves the first missing block on, or learns who does not have it: it ends when nobody has it, when
+the rest does not pay, when the fetch is too far behind (`economy`), or at the deadline. What came is used.
+
+Invariants
+- `fetch` ends by its deadline whatever peers and tiers do: nothing is awaited without a limit.
+- A block (per store) is brought by one flight at a time (`flights`); waiters come and go.
+
+Threads: the IO loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from cachemgr.contract import BlockHash
+from cachemgr.host_contract import HostStore
+from cachemgr.shard import BlockAddress
+from cachemgr.tiers.asking import Asking
+from cachemgr.tiers.contract import LowerTier
+from cachemgr.tiers.economy import AT_STAKE, PEERS_STAKE, TRIAL_STAKE, Allowance, Supply, Worth, plan, worth
+from cachemgr.tiers.fetch_cost import FetchCost, FetchCosts, Price
+from cachemgr.tiers.fetch_counts import FetchCounts
+from cachemgr.tiers.flights import Came, Flight, Flights
+from cachemgr.tiers.prompt import Prompt
+from cachemgr.tiers.store_tasks import StoreTasks
+
+log = logging.getLogger(__name__)
+
+PEER = "peer"
+
+
+class PeerBlocks(Protocol):
+    """Other nodes."""
+
+    async def fetch(self, store: HostStore, hashes: Sequence[BlockHash], *, deadline: float) -> None:
+        """Bring what is missing of a chain into `store` until `deadline`."""
+        ...
+
+
+class TieredFetch:
+    """`tiers` in the order in which they are preferred. `close` it before them, and before the peers."""
+
+    def __init__(
+        self,
+        peers: PeerBlocks | None,
+        tiers: Sequence[LowerTier],
+        *,
+        clock: Callable[[], float],
+        came: Came,
+    ) -> None:
+        self._peers = peers
+        self._tiers = tiers
+        self._clock = clock
+        self._costs = FetchCosts(clock=clock)
+        self._counts = {name: FetchCounts() for name in (PEER, *(tier.name for tier in tiers))}
+        self._tasks = StoreTasks()
+        self._flights = Flights(self._tasks, clock=clock, came=came)
+        self._asking = Asking(self._tasks, clock=clock, costs=self._costs, counts=self._counts)
+        self._prompts: set[Prompt] = set()
+        self._closed = False
+
+    async def fetch(
+        self, store: HostStore, hashes: Sequence[BlockHash], *, deadline: float, block_s: float | None
+    ) -> None:
+        """Bring what is missing of the chain as far as it pays, until `deadline`.
+
+        `block_s`: what computing a block takes; None: all that there is.
+        """
+        allowance = Allowance(self._clock(), deadline, len(hashes), block_s)
+        prompt = Prompt(store, hashes, allowance=allowance, on_their_way=self._flights.names(store))
+        if self._closed or not prompt.left:
+            return
+        self._prompts.add(prompt)
+        try:
+            await self._bring(prompt)
+        finally:
+            self._prompts.discard(prompt)
+            self._explain(prompt)
+
+    def counters(self) -> dict[str, dict[str, float]]:
+        """By tier, peers among them: totals (`tier_…_total`) and gauges (every other name)."""
+        return {
+            name: counts.totals()
+            for name, counts in self._counts.items()
+            if name != PEER or self._peers is not None
+        }
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is on its way."""
+        return not len(self._tasks) and not self._prompts
+
+    async def forget(self, store: HostStore) -> None:
+        """`store` goes away: nothing here uses it when this returns. Fetches for it end."""
+        for prompt in self._prompts:
+            prompt.over |= prompt.store is store
+        await self._tasks.end(store)
+
+    async def close(self) -> None:
+        """End all fetches. Idempotent."""
+        self._closed = True
+        for prompt in self._prompts:
+            prompt.over = True
+        await self._tasks.end()
+
+    async def _bring(self, prompt: Prompt) -> None:
+        peers = self._peers
+        while prompt.move_on(self._flights.names(prompt.store)) and not prompt.over:
+            now = self._clock()
+            prompt.allowance.came(prompt.saved, at=now)
+            if now >= prompt.allowance.until():
+                return
+            joined = self._flights.find(prompt.store, prompt.hashes[prompt.at])
+            if joined is not None:
+                await self._wait_for(prompt, *joined)
+            elif peers is not None:
+                await self._from_peers(prompt, peers)
+                peers = None
+            elif unknown := [tier for tier in self._tiers if tier.usable and self._unknown(prompt, tier)]:
+                wanted, end = prompt.wanted(self._flights.names(prompt.store))
+                await self._asking.ask(prompt, unknown, wanted=wanted, end=end)
+            elif not await self._from_a_tier(prompt):
+                return
+
+    def _unknown(self, prompt: Prompt, tier: LowerTier) -> bool:
+        """Is the tier to be asked for the first missing block? Counted once per prompt if that cannot pay."""
+        name = tier.name
+        if name in prompt.declined or prompt.knows(name):
+            return False
+        if self._worth(prompt, name) is not Worth.DOES_NOT_PAY:
+            return True
+        self._decline(prompt, name, "too slow to be asked")
+        return False
+
+    def _worth(self, prompt: Prompt, name: str) -> Worth:
+        return worth(self._cost(prompt, name), prompt.left, block_s=prompt.allowance.block_s)
+
+    def _cost(self, prompt: Prompt, name: str) -> FetchCost:
+        return self._costs.of(name, prompt.store.payload_nbytes)
+
+    def _decline(self, prompt: Prompt, name: str, why: str) -> None:
+        prompt.declined.add(name)
+        prompt.said.append(f"{name}: {why}")
+        self._counts[name].declined += 1
+
+    async def _wait_for(
+        self, prompt: Prompt, flight: Flight, place: int, *, value: Worth = Worth.PAYS
+    ) -> None:
+        """Wait for what the prompt wants of a flight, from its block at `place` on; or until it is cut."""
+        wanted = _in_common(prompt, flight, place)
+        counts = self._counts[flight.tier.name]
+        if flight.interest:
+            counts.joined_blocks += wanted - place
+        allowance, saved = prompt.allowance, prompt.saved
+        part = allowance if value is Worth.PAYS else allowance.part(TRIAL_STAKE, now=self._clock())
+        late = False
+        self._flights.join(flight)
+        try:
+            while not flight.over and flight.came < wanted and not late:
+                left_s = part.until() - self._clock()
+                late = left_s <= 0
+                if not late:
+                    await flight.wait(wanted, limit_s=left_s)
+                    came = max(0, flight.came - place)
+                    allowance.came(saved + came, at=flight.last)
+                    if part is not allowance:
+                        part.came(came, at=flight.last)
+        finally:
+            self._flights.leave(flight, late=late)
+        prompt.said.append(f"{max(0, flight.came - place)} came in {1e3 * flight.seconds:.1f} ms")
+        if late:
+            self._count_late(prompt, counts)
+            prompt.declined.add(flight.tier.name)
+            await self._ended(prompt, flight)
+
+    async def _ended(self, prompt: Prompt, flight: Flight) -> None:
+        """We left: until its reserved slot is given back, the block looks like one that comes."""
+        left_s = prompt.allowance.until() - self._clock()
+        prompt.over |= left_s <= 0
+        if not flight.interest:
+            await asyncio.wait({flight.task}, timeout=max(0.0, left_s))
+            prompt.over |= not flight.over
+
+    async def _from_peers(self, prompt: Prompt, peers: PeerBlocks) -> None:
+        """Once per prompt; they are cut sooner if a tier can be asked after them."""
+        value = self._worth(prompt, PEER)
+        if value is Worth.DOES_NOT_PAY:
+            self._decline(prompt, PEER, "too slow to be asked")
+            return
+        counts, began, at = self._counts[PEER], self._clock(), prompt.at
+        most = PEERS_STAKE if any(tier.usable for tier in self._tiers) else AT_STAKE
+        part = prompt.allowance.part(TRIAL_STAKE if value is Worth.TRIAL else most, now=began)
+        counts.asks += 1
+        counts.trials += value is Worth.TRIAL
+        work = peers.fetch(prompt.store, prompt.hashes, deadline=prompt.allowance.deadline)
+        task = self._tasks.begin(prompt.store, work)
+        late = False
+        try:
+            while not task.done() and not late:
+                left_s = part.until() - self._clock()
+                late = left_s <= 0
+                if not late:
+                    await asyncio.wait({task}, timeout=left_s)
+                    prompt.move_on(self._flights.names(prompt.store))
+                    prompt.allowance.came(prompt.saved, at=self._clock())
+                    part.came(prompt.at - at, at=self._clock())
+        finally:
+            task.cancel()
+        blocks, seconds = prompt.at - at, self._clock() - began
+        self._note_peers(prompt, blocks, seconds=seconds, late=late)
+        prompt.said.append(f"peers brought {blocks} in {1e3 * seconds:.1f} ms")
+        # A block that hangs on its way keeps its slot: what tiers have behind it is of no use.
+        prompt.over |= late and not _all_here(prompt, at)
+
+    def _note_peers(self, prompt: Prompt, blocks: int, *, seconds: float, late: bool) -> None:
+        cost, counts = self._cost(prompt, PEER), self._counts[PEER]
+        counts.fetches += bool(blocks)
+        counts.landed(blocks, blocks * prompt.store.payload_nbytes, seconds)
+        if late:
+            self._count_late(prompt, counts)
+            if blocks:
+                cost.slow(seconds, blocks=blocks)
+            else:
+                cost.silent(seconds)
+        elif blocks:
+            cost.fetched_all(blocks, seconds=seconds)
+        else:
+            cost.answered(seconds)
+
+    async def _from_a_tier(self, prompt: Prompt) -> bool:
+        """Fetch what pays most, as far as one tier goes; False if nothing does, or nobody has it."""
+        wanted, end = prompt.wanted(self._flights.names(prompt.store))
+        tiers = [tier for tier in self._tiers if tier.usable and self._gives(prompt, tier.name)]
+        if not wanted:
+            return True  # it came at this moment: look again
+        if not tiers:
+            return False
+        ends = [*(block.index - prompt.at for block in wanted), end - prompt.at]
+        has = [sum(block.index < prompt.reach[tier.name].end for block in wanted) for tier in tiers]
+        costs = [self._cost(prompt, tier.name) for tier in tiers]
+        block_s = prompt.allowance.block_s
+        measured = plan(_supplies([cost.measured for cost in costs], has), ends, block_s=block_s)
+        chosen = plan(_supplies([cost.expected for cost in costs], has), ends, block_s=block_s)
+        for tier, blocks, cost in zip(tiers, has, costs, strict=True):
+            prompt.said.append(f"{tier.name} has {blocks} in {1e3 * cost.expected.fetch_s(blocks):.1f} ms")
+        if not chosen.steps:
+            for tier in tiers:
+                self._decline(prompt, tier.name, "computing is quicker")
+            return False
+        at, blocks = chosen.steps[0]
+        value = Worth.PAYS if measured.steps and measured.steps[0][0] == at else Worth.TRIAL
+        await self._fetch(prompt, tiers[at], wanted[:blocks], value=value)
+        return True
+
+    async def _fetch(
+        self, prompt: Prompt, tier: LowerTier, blocks: Sequence[BlockAddress], *, value: Worth
+    ) -> None:
+        counts = self._counts[tier.name]
+        counts.fetches += 1
+        counts.trials += value is Worth.TRIAL
+        prompt.said.append(f"{len(blocks)} from {tier.name}")
+        flight = self._flights.begin(
+            tier,
+            prompt.store,
+            blocks,
+            deadline=prompt.allowance.deadline,
+            cost=self._cost(prompt, tier.name),
+            counts=counts,
+        )
+        await self._wait_for(prompt, flight, 0, value=value)
+        prompt.move_on()
+        if prompt.at <= blocks[-1].index:
+            prompt.deny(tier.name)
+
+    def _gives(self, prompt: Prompt, name: str) -> bool:
+        reach = prompt.reach.get(name)
+        return name not in prompt.declined and reach is not None and reach.covers(prompt.at)
+
+    def _count_late(self, prompt: Prompt, counts: FetchCounts) -> None:
+        if self._clock() >= prompt.allowance.deadline:
+            counts.deadlines += 1
+        else:
+            counts.cut += 1
+
+    def _explain(self, prompt: Prompt) -> None:
+        """One line per fetch."""
+        if not log.isEnabledFor(logging.DEBUG):
+            return
+        allowance = prompt.allowance
+        computing = "" if allowance.block_s is None else f", {1e3 * allowance.block_s:.1f} ms each to compute"
+        log.debug(
+            "%d blocks, %d here, %d missing%s: %s; %d usable after %.1f ms",
+            len(prompt.hashes),
+            prompt.first,
+            allowance.blocks,
+            computing,
+            "; ".join(prompt.said) or "nobody to ask",
+            prompt.at,
+            1e3 * (self._clock() - allowance.began),
+        )
+
+
+def _supplies(prices: Sequence[Price], has: Sequence[int]) -> list[Supply]:
+    return [Supply(price, blocks) for price, blocks in zip(prices, has, strict=True)]
+
+
+def _all_here(prompt: Prompt, first: int) -> bool:
+    """Is what looked usable from block `first` on really here, and not still being written?"""
+    shards = prompt.store.hold(prompt.hashes[first : prompt.at])
+    prompt.store.let_go([shard for shard in shards if shard is not None])
+    return None not in shards
+
+
+def _in_common(prompt: Prompt, flight: Flight, place: int) -> int:
+    """How many blocks of a flight must come, from its front, until all that the prompt wants are here."""
+    for at in range(place, len(flight.blocks)):
+        block = flight.blocks[at]
+        if block.index >= len(prompt.hashes) or prompt.hashes[block.index] != block.hash:
+            return at
+    return len(flight.blocks)
