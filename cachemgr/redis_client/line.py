@@ -117,8 +117,8 @@ class RedisLine(asyncio.BufferedProtocol):
         self._timeout: asyncio.Timeout | None = None
         self._ends_at = self._quiet_s = inf
         self._scratch = memoryview(bytearray(128))
-        self.heard_at = self._loop.time()
-        """When an answer came last, or an exchange began (loop time)."""
+        self.asked_at = self.heard_at = self.answered_at = self._loop.time()
+        """When an exchange began last; when something, and a whole answer, came since (loop time)."""
 
     @classmethod
     async def open(cls, address: RedisAddress, *, timeout_s: float) -> Self:
@@ -151,7 +151,7 @@ class RedisLine(asyncio.BufferedProtocol):
         the connection broke. `data` may lie in an arena: nothing of it is used when this returns or raises.
         """
         assert self._ended is None, "one exchange at a time"
-        began = self.heard_at = self._loop.time()
+        began = self.asked_at = self.heard_at = self.answered_at = self._loop.time()
         self._answers, self._ended = answers, self._loop.create_future()
         self._ends_at, self._quiet_s = deadline, quiet_s
         whole = False
@@ -179,10 +179,10 @@ class RedisLine(asyncio.BufferedProtocol):
 
     def progress(self) -> None:
         """An answer came: `quiet_s` begins anew."""
-        self.heard_at = self._loop.time()
+        self.answered_at = self._loop.time()
         timeout = self._timeout
         if timeout is not None and self._quiet_s < inf and not timeout.expired():
-            timeout.reschedule(min(self._ends_at, self.heard_at + self._quiet_s))
+            timeout.reschedule(min(self._ends_at, self.answered_at + self._quiet_s))
 
     def trouble(self, error: Exception, *, waited_s: float = 0.0) -> RedisTrouble:
         """What an error on this line means."""
@@ -210,6 +210,7 @@ class RedisLine(asyncio.BufferedProtocol):
             # Nobody asked for this: it would be the next one's answer.
             self.close()
             return
+        self.heard_at = self._loop.time()
         try:
             answers.advance(nbytes)
         except NotRedis as error:

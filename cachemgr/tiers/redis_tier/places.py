@@ -6,6 +6,7 @@ a server that is in no map any more is let go. Until there is a map, nothing is 
 Threads: the IO loop.
 """
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -103,9 +104,8 @@ class ClusterServers:
         self._stale = True
 
     async def look(self) -> None:
-        """See Places. Servers are looked at one after the other: a few, and only those that are due."""
-        for server in (self._seed, *self._servers.values()):
-            await server.look()
+        """See Places."""
+        await asyncio.gather(*(server.look() for server in (self._seed, *self._servers.values())))
         troubled = not all(server.usable for server in self._owners)
         if (self._stale or troubled) and self._clock() - self._asked_at >= _SHORTEST_S:
             self._asked_at = self._clock()

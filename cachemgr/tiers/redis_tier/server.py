@@ -22,7 +22,10 @@ from cachemgr.redis_client.line import Answers, Buffer
 from cachemgr.tiers.redis_tier.counts import RedisCounts
 
 _FAIR_S = 0.05
-"""A server that said nothing for less than this is not to blame."""
+"""A server that was silent for less than this is not to blame."""
+_ALMOST = 0.9
+"""Of `call_s`: a deadline is counted from a little earlier."""
+
 READER_PARDONS = frozenset({Kind.ELSEWHERE, Kind.FULL})
 """Refusals that say nothing about the next request."""
 WRITER_PARDONS = READER_PARDONS | {Kind.FORBIDDEN, Kind.REFUSED, Kind.READ_ONLY}
@@ -44,13 +47,22 @@ class Manners:
 
 
 class Server:
-    """`address`, asked with `manners`."""
+    """`address`, asked with `manners`. `worry()`: it is worth a look."""
 
-    def __init__(self, address: RedisAddress, manners: Manners, *, counts: RedisCounts, clock: Clock) -> None:
+    def __init__(
+        self,
+        address: RedisAddress,
+        manners: Manners,
+        *,
+        counts: RedisCounts,
+        clock: Clock,
+        worry: Callable[[], None],
+    ) -> None:
         self.address = address
         self._manners = manners
         self._counts = counts
         self._clock = clock
+        self._worry = worry
         self._breaker = Breaker(f"Redis at {address}", open_s=manners.breaker_s, clock=clock)
         self._room = asyncio.Semaphore(manners.connections)
         self._idle: list[RedisLine] = []
@@ -95,14 +107,17 @@ class Server:
         await self._exchange(answers, deadline=deadline, data=data, pardons=pardons)
 
     async def look(self) -> None:
-        """See whether it answers, if it is time to, and permits what reading needs."""
-        quiet = self._clock() - self._heard_at >= self._manners.breaker_s
-        if not (self._breaker.due or (self._breaker.closed and quiet)) or not self._breaker.admit():
-            return
-        key, ttl_ms = self._manners.probe, self._manners.ttl_ms
-        answers = SmallAnswers([(b"EXISTS", key), (b"GETEX", key, b"PX", ttl_ms)])
-        with suppress(RedisTrouble):  # counted, and the breaker heard of it
-            await self._exchange(answers, deadline=self._now() + self._manners.call_s)
+        """See whether it answers, if it is time to, and permits what reading needs.
+
+        While it does not, and the breaker is still closed, it is asked again: no request should have to.
+        """
+        while self._worth_a_look() and self._breaker.admit():
+            key, ttl_ms = self._manners.probe, self._manners.ttl_ms
+            answers = SmallAnswers([(b"EXISTS", key), (b"GETEX", key, b"PX", ttl_ms)])
+            with suppress(RedisTrouble):  # counted, and the breaker heard of it
+                await self._exchange(answers, deadline=self._now() + self._manners.call_s)
+            if answers.complete or self._closed:
+                return
 
     async def close(self) -> None:
         """Drop all connections, whatever is under way on them. Idempotent."""
@@ -111,6 +126,11 @@ class Server:
             line.close()
         self._idle.clear()
         await asyncio.sleep(0)  # the loop lets go of the sockets in its next turn
+
+    def _worth_a_look(self) -> bool:
+        if self._breaker.closed:
+            return self._clock() - self._heard_at >= self._manners.breaker_s
+        return self._breaker.due
 
     async def _exchange(
         self,
@@ -126,10 +146,7 @@ class Server:
             line = await self._line(deadline)
             await line.ask(answers, deadline=deadline, quiet_s=self._manners.call_s, data=data)
         except RedisTrouble as trouble:
-            self._counts.timeouts += trouble.kind is Kind.SILENT
-            silent_s = self._now() - (began if line is None else line.heard_at)
-            if trouble.kind is not Kind.SILENT or silent_s >= _FAIR_S:
-                self._tell(trouble, at_once=line is None and trouble.kind is not Kind.SILENT)
+            self._failed(trouble, began=began, line=line)
             raise
         finally:
             self._room.release()
@@ -172,6 +189,20 @@ class Server:
             self._counts.timeouts += 1
             reason = "has no connection free in time"
             raise RedisTrouble(f"Redis at {self.address} {reason}", kind=Kind.SILENT, reason=reason) from None
+
+    def _failed(self, trouble: RedisTrouble, *, began: float, line: RedisLine | None) -> None:
+        if trouble.kind is not Kind.SILENT:
+            self._tell(trouble, at_once=line is None)  # nobody lets us in
+            return
+        self._counts.timeouts += 1
+        now = self._now()
+        silent_s = now - (began if line is None else line.heard_at)
+        unanswered_s = now - (began if line is None else line.answered_at)
+        if silent_s >= _FAIR_S or unanswered_s >= _ALMOST * self._manners.call_s:
+            self._tell(trouble, at_once=False)
+        elif line is None or line.heard_at == line.asked_at:
+            self._heard_at = -inf  # it had little time, and said nothing
+            self._worry()
 
     def _tell(self, trouble: RedisTrouble, *, at_once: bool) -> None:
         if self._closed:

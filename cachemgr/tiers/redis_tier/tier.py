@@ -175,7 +175,7 @@ class RedisTier:
             call_s=settings.call_s, breaker_s=settings.breaker_s, connections=settings.connections + 1,
             ttl_ms=int(settings.ttl_s * 1000), probe=probe_key(self._cluster),
         )  # fmt: skip
-        return Server(address, manners, counts=self._counts, clock=self._clock)
+        return Server(address, manners, counts=self._counts, clock=self._clock, worry=self._looks.wake)
 
     def _keys_of(self, store: HostStore) -> BlockKeys:
         keys = self._keys.get(store.format_id)

@@ -288,3 +288,20 @@ def test_a_store_goes_away_in_mid_load(host: Host, redis_server: RedisServer) ->
             assert tier.counters()["troubles_total"] == 0
 
     asyncio.run(run())
+
+
+def test_requests_with_little_time_make_the_tier_look_for_itself(
+    host: Host, redis_server: RedisServer
+) -> None:
+    """None of them waits long enough to blame the server, and the next look would be in twelve seconds."""
+
+    async def run() -> None:
+        pair = Pair(host)
+        async with tier_at(redis_server.url, breaker_s=60.0) as tier:
+            await pair.keep(tier)
+            redis_server.pause()
+            await tier.known(pair.far.store, pair.blocks, deadline=soon(0.005))
+            await eventually(lambda: not tier.usable, limit_s=8.0)
+            redis_server.resume()
+
+    asyncio.run(run())

@@ -177,3 +177,25 @@ def test_slow_is_not_down(host: Host, redis_server: RedisServer) -> None:
             await until_usable(tier)
 
     asyncio.run(run())
+
+
+def test_a_long_block_over_a_slow_link_is_nobodys_fault(host: Host) -> None:
+    """The deadline comes in the midst of a block whose bytes keep coming, again and again."""
+
+    async def run() -> None:
+        pair = Pair(host, block_format=WIDE)
+
+        async def thinly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, value: bytes) -> None:
+            data = b"$%d\r\n" % len(value) + value
+            for start in range(0, len(data), 1024):
+                writer.write(data[start : start + 1024])
+                await asyncio.sleep(0.002)
+
+        async with server_that(thinly, value_of(pair, 0)) as url, tier_at(url, call_s=5.0) as tier:
+            for _ in range(5):
+                await tier.get(pair.far.store, pair.blocks, deadline=soon(0.15), arrived=bool)
+            assert tier.counters()["timeouts_total"] == 5
+            assert tier.counters()["troubles_total"] == 0
+            assert tier.usable
+
+    asyncio.run(run())
