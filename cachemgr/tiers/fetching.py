@@ -179,15 +179,20 @@ class TieredFetch:
         if late:
             self._count_late(prompt, counts)
             prompt.declined.add(flight.tier.name)
-            await self._ended(prompt, flight)
+            if not flight.interest:
+                await self._give_up(prompt, flight.task)
 
-    async def _ended(self, prompt: Prompt, flight: Flight) -> None:
-        """We left: until its reserved slot is given back, the block looks like one that comes."""
+    async def _give_up(self, prompt: Prompt, task: asyncio.Task[None]) -> None:
+        """Go on without what `task` was to bring, if there is time.
+
+        A block that hangs on its way keeps its slot for a while, and looks like one that is being written here:
+        what others have behind it would be of no use.
+        """
         left_s = prompt.allowance.until() - self._clock()
-        prompt.over |= left_s <= 0
-        if not flight.interest:
-            await asyncio.wait({flight.task}, timeout=max(0.0, left_s))
-            prompt.over |= not flight.over
+        first = prompt.at
+        await asyncio.wait({task}, timeout=max(0.0, left_s))
+        prompt.move_on(self._flights.names(prompt.store))
+        prompt.over |= left_s <= 0 or not task.done() or not prompt.all_here(first)
 
     async def _from_peers(self, prompt: Prompt, peers: PeerBlocks) -> None:
         """Once per prompt; they are cut sooner if a tier can be asked after them."""
@@ -217,8 +222,9 @@ class TieredFetch:
         blocks, seconds = prompt.at - at, self._clock() - began
         self._note_peers(prompt, blocks, seconds=seconds, late=late)
         prompt.said.append(f"peers brought {blocks} in {1e3 * seconds:.1f} ms")
-        # A block that hangs on its way keeps its slot: what tiers have behind it is of no use.
-        prompt.over |= late and not _all_here(prompt, at)
+        if late:
+            await self._give_up(prompt, task)
+            prompt.over |= not prompt.all_here(at)
 
     def _note_peers(self, prompt: Prompt, blocks: int, *, seconds: float, late: bool) -> None:
         cost, counts = self._cost(prompt, PEER), self._counts[PEER]
@@ -310,13 +316,6 @@ class TieredFetch:
 
 def _supplies(prices: Sequence[Price], has: Sequence[int]) -> list[Supply]:
     return [Supply(price, blocks) for price, blocks in zip(prices, has, strict=True)]
-
-
-def _all_here(prompt: Prompt, first: int) -> bool:
-    """Is what looked usable from block `first` on really here, and not still being written?"""
-    shards = prompt.store.hold(prompt.hashes[first : prompt.at])
-    prompt.store.let_go([shard for shard in shards if shard is not None])
-    return None not in shards
 
 
 def _in_common(prompt: Prompt, flight: Flight, place: int) -> int:

@@ -103,6 +103,12 @@ class Prompt:
         gone = self.store.missing(self.hashes[self.at : end])
         return [address_of(self.hashes, self.at + at) for at in gone], end
 
+    def all_here(self, first: int) -> bool:
+        """Is what looked usable from block `first` on really here, and not still being written?"""
+        shards = self.store.hold(self.hashes[first : self.at])
+        self.store.let_go([shard for shard in shards if shard is not None])
+        return None not in shards
+
     def knows(self, tier: str) -> bool:
         """Is it known whether that tier has block `at`?"""
         reach = self.reach.get(tier)

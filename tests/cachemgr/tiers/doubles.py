@@ -99,6 +99,8 @@ class TierDouble:
         """Before each block of the next get, instead of `first_s` and `block_s`."""
         self.deaf = False
         """Ignores its deadlines."""
+        self.clings = False
+        """A slot that it reserved stays reserved when it is cancelled, as a disk that hangs would do."""
         self.lacks: set[BlockHash] = set()
         """Says that it has them."""
         self.raises = False
@@ -148,7 +150,7 @@ class TierDouble:
                         slot = None
                         arrived(NBYTES)
                 finally:
-                    if slot is not None:
+                    if slot is not None and not self.clings:
                         store.abort(slot)
         finally:
             self.under_way -= 1

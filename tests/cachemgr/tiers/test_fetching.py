@@ -301,6 +301,22 @@ def test_what_came_before_the_cut_stays() -> None:
     simulate(work)
 
 
+def test_nothing_is_fetched_behind_a_block_that_hangs() -> None:
+    async def work() -> None:
+        hanging, other = TierDouble("redis", CHAIN), TierDouble("lmdb", CHAIN, ask_s=0.001, block_s=0.005)
+        rig = Rig(hanging, other)
+        for _ in range(9):  # so slow that it is only tried now and then
+            rig.fetching._costs.of("redis", NBYTES).silent(0.5)
+        await asyncio.sleep(600)
+        hanging.pauses, hanging.clings = [0.001, 0.001, 1000.0], True
+        took = await rig.fetch()
+        assert rig.figure("redis", "trials") >= 1
+        assert rig.store.run(CHAIN) == 2
+        assert (took, other.gets) == (pytest.approx(0.02, abs=0.02), [])
+
+    simulate(work)
+
+
 def test_a_tier_that_delays_every_block_is_soon_not_asked_any_more() -> None:
     async def work() -> None:
         rig = Rig(tier := redis(ask_s=0.02, block_s=0.02))
