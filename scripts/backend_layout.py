@@ -23,7 +23,7 @@ _TIERS_BELOW = """
 # Tiers below, none unless configured: README, "Tiers below: Redis and a disk".
 # [redis]
 # url = "rediss://tensorcache-writer@redis.example:6379"   # the user that `tensorcache acl redis` makes
-# password_file = "redis.password"   # mode 0600
+# password_file = "redis-passwords/tensorcache-writer"   # mode 0600
 # ttl_s = 3600                       # after it was last read or offered
 # [lmdb]
 # path = "lmdb"                      # a folder on this node's own disk

@@ -212,7 +212,7 @@ def test_tiers_below_are_examples_until_somebody_wants_them(
     config.write_text(before + told + re.sub(r"^# (?=\[|\w+ = )", "", examples, flags=re.M))
     node = read_node_settings(config)
     assert (node.redis.enabled, node.lmdb.enabled, node.log_level) == (True, True, "debug")
-    assert node.redis.password_file == str(tmp_path / "redis.password")
+    assert node.redis.password_file == str(tmp_path / "redis-passwords/tensorcache-writer")
     assert node.lmdb == LmdbTierSettings(path=str(tmp_path / "lmdb")), "the examples are the defaults"
 
 
