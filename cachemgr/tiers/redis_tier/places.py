@@ -7,6 +7,7 @@ Threads: the IO loop.
 """
 
 import asyncio
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +18,8 @@ from cachemgr.redis_address import RedisAddress
 from cachemgr.redis_client import RedisTrouble, key_slot
 from cachemgr.tiers.redis_tier.keys import segment_tag
 from cachemgr.tiers.redis_tier.server import Clock, Server
+
+log = logging.getLogger(__name__)
 
 MakeServer = Callable[[RedisAddress], Server]
 _SLOTS = 16384
@@ -54,6 +57,7 @@ class OneServer:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._said = False
 
     @property
     def usable(self) -> bool:
@@ -65,7 +69,13 @@ class OneServer:
         return self._server
 
     def stale(self) -> None:
-        """See Places. It is a node of a cluster, then: setting `cluster` says so; until then, misses."""
+        """See Places. It is a node of a cluster, then, and that was not said in the settings."""
+        if not self._said:
+            self._said = True
+            text = (
+                "Redis at %s is a node of a Redis Cluster: much is a miss until [redis] says cluster = true"
+            )
+            log.warning(text, self._server.address)
 
     async def look(self) -> None:
         """See Places."""

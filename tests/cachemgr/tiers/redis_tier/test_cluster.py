@@ -97,7 +97,9 @@ def owns(nodes: bytes, slot: int) -> bool:
     return False
 
 
-def test_without_the_setting_a_cluster_is_misses(host: Host, tmp_path: Path) -> None:
+def test_without_the_setting_a_cluster_is_misses(
+    host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of what the named node has, blocks come; the rest is another's, and no breaker opens for it."""
 
     async def run(cluster: RedisCluster) -> None:
@@ -111,3 +113,5 @@ def test_without_the_setting_a_cluster_is_misses(host: Host, tmp_path: Path) -> 
 
     with running_cluster(tmp_path) as cluster:
         asyncio.run(run(cluster))
+    said = [record.getMessage() for record in caplog.records if "cluster = true" in record.getMessage()]
+    assert len(said) == 1, "and it is said, once"
