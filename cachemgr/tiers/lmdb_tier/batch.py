@@ -19,13 +19,15 @@ from cachemgr.host_contract import HeldShard, HostStore
 from cachemgr.shard import BlockAddress
 from cachemgr.tiers.lmdb_tier.counts import LmdbCounts
 from cachemgr.tiers.lmdb_tier.database import Change, Database
-from cachemgr.tiers.lmdb_tier.errors import LmdbTrouble, MapIsFull
+from cachemgr.tiers.lmdb_tier.errors import DiskIsFull, LmdbTrouble, MapIsFull
 from cachemgr.tiers.lmdb_tier.record import PIECE_NBYTES, STAMP_NBYTES, disk_nbytes, keys_of, piece_count
 from cachemgr.tiers.lmdb_tier.rows import Row, rows_for
 from cachemgr.tiers.lmdb_tier.shelf import LmdbShelf
 
 _MOST_GONE = 512
 """Blocks evicted by one transaction, beside those that its own need room for."""
+_BALLAST_NBYTES = 64 << 10
+"""Written anew by each transaction: so there are free pages to remove a block with once the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ class Batches:
                 self._write(held, released)
             if held or removed:
                 shelf.write_succeeded()
+        except DiskIsFull:
+            self._counts.put_dropped += count
+            self._stay_within_file()
+            raise
         except LmdbTrouble:
             self._counts.put_dropped += count
             raise
@@ -98,12 +104,14 @@ class Batches:
         return held
 
     def _widen(self, held: Sequence[_Held]) -> None:
-        """Have a table with a row for each block of the smallest size that fits the bound."""
-        if held:
+        """Have rows for these, twice as many each time, up to what blocks of this size fit the bound."""
+        rows = self._shelf.rows
+        if held and rows.free < len(held):
             smallest = min(one.store.payload_nbytes for one in held)
-            wanted = max(rows_for(self._shelf.bound, payload_nbytes=smallest), len(held))
-            if wanted > self._shelf.rows.capacity:
-                self._shelf.rows = self._shelf.rows.widen(wanted)
+            most = rows_for(self._shelf.bound, payload_nbytes=smallest)
+            wanted = max(min(2 * rows.capacity, most), len(held))
+            if wanted > rows.capacity:
+                self._shelf.rows = rows.widen(wanted)
 
     def _remove_wrong(self) -> bool:
         wrong = self._shelf.take_wrong()
@@ -148,6 +156,7 @@ class Batches:
             with self._database().change() as change:
                 gone = self._evict(change, need, rows=len(held), most=_MOST_GONE + 2 * len(held))
                 _put(change, held, stamp)
+                change.turn(_BALLAST_NBYTES)
                 self.used_nbytes = change.used_nbytes()
                 _let_go(held)
                 released()
@@ -173,6 +182,13 @@ class Batches:
             raise
         return gone
 
+    def _stay_within_file(self) -> None:
+        """The file may not grow: from now on what is freed in it has to do."""
+        room = self._database().file_nbytes - 4 * self.batch_nbytes
+        self._slack = max(self._slack, self._limit - max(room, 2 * self.batch_nbytes))
+        self._evict_alone(most=1)  # what one leaves is what removing more needs
+        self._evict_alone(most=_MOST_GONE)
+
     def _grow(self) -> bool:
         """Let the map grow a step; False if it is as large as it may be."""
         database = self._database()
@@ -190,19 +206,23 @@ class Batches:
         if self._slack > self._limit // 4:
             return dead > 0
         self._slack += self.batch_nbytes
+        self._evict_alone(most=_MOST_GONE)
+        return True
+
+    def _evict_alone(self, *, most: int) -> None:
+        """Make room for a batch that can be used by the next transaction."""
         with self._database().change() as change:
-            gone = self._evict(change, self.batch_nbytes, rows=0, most=_MOST_GONE)
+            gone = self._evict(change, self.batch_nbytes, rows=0, most=most)
             try:
                 change.commit()
             except BaseException:
                 self._shelf.rows.restore(gone)
                 raise
         self._counts.evicted_blocks += len(gone)
-        for _ in range(2):
+        for nbytes in (1, 2):  # a transaction that changes nothing is none, and frees no pages
             with self._database().change() as change:
-                change.turn(self._shelf.stamp)
+                change.turn(nbytes)
                 change.commit()
-        return True
 
     def _database(self) -> Database:
         database = self._shelf.database

@@ -10,6 +10,7 @@ Invariants
 Threads: any. One write transaction at a time, begun and ended on one thread.
 """
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import Any
 
 import lmdb
 
-from cachemgr.tiers.lmdb_tier.errors import LmdbTrouble, MapIsFull, MustReopen, StoreBroken
+from cachemgr.tiers.lmdb_tier.errors import DiskIsFull, LmdbTrouble, MapIsFull, MustReopen, StoreBroken
 from cachemgr.tiers.lmdb_tier.map_gate import MapGate
 from cachemgr.tiers.lmdb_tier.record import PAGE_NBYTES, piece_key
 
@@ -29,6 +30,7 @@ _BROKEN = (
     lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError,
     lmdb.IncompatibleError,
 )  # fmt: skip
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -41,7 +43,9 @@ def _our_errors() -> Iterator[None]:
         raise MustReopen(str(error)) from error
     except _BROKEN as error:
         raise StoreBroken(str(error)) from error
-    except (lmdb.Error, OSError) as error:  # TimeoutError of the gate is one, too
+    except lmdb.Error as error:
+        raise (DiskIsFull if error.code in _NO_SPACE else LmdbTrouble)(str(error)) from error
+    except OSError as error:  # TimeoutError of the gate is one, too
         raise LmdbTrouble(str(error)) from error
 
 
@@ -84,7 +88,8 @@ class Change:
 
     def used_nbytes(self) -> int:
         """Bytes of the pages that hold something, without what LMDB notes of free ones."""
-        sizes = (self._txn.stat(self._blocks), self._txn.stat(self._pieces))
+        with _our_errors():
+            sizes = (self._txn.stat(self._blocks), self._txn.stat(self._pieces))
         pages = sum(size["branch_pages"] + size["leaf_pages"] + size["overflow_pages"] for size in sizes)
         return pages * PAGE_NBYTES
 
@@ -107,10 +112,10 @@ class Change:
             for number in range(pieces):
                 self._txn.delete(piece_key(key, number), db=self._pieces)
 
-    def turn(self, number: int) -> None:
-        """Write a trifle: a transaction that changes nothing is none, and frees no pages."""
+    def turn(self, nbytes: int) -> None:
+        """Write so many bytes that nobody reads, in place of those of before."""
         with _our_errors():
-            self._txn.put(b"turn", number.to_bytes(8, "little"), db=self._pieces)
+            self._txn.put(b"turn", bytes(nbytes), db=self._pieces)
 
     def commit(self) -> None:
         """All of it happened when this returns, as far as `sync` goes."""

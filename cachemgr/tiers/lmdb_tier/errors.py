@@ -2,6 +2,7 @@
 
 LmdbTrouble       the folder or the disk refuses: tried again later
 ├── MapIsFull     no run of free pages is long enough
+├── DiskIsFull    the file may not grow any more
 ├── MustReopen    it failed in the middle of a commit: what is on disk is whole, what is in memory may not be
 └── StoreBroken   what is in the files is not what LMDB writes: begun anew by who writes it
 """
@@ -13,6 +14,10 @@ class LmdbTrouble(Exception):
 
 class MapIsFull(LmdbTrouble):
     """A transaction found no room and changed nothing."""
+
+
+class DiskIsFull(LmdbTrouble):
+    """A transaction wanted more of the disk than there is, and changed nothing."""
 
 
 class MustReopen(LmdbTrouble):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from cachemgr.host_contract import HostStore, IncomingShard
 from cachemgr.shard import BlockAddress
 
-_TELL_S = 0.001
+_TELL_S = 0.005
 """The loop is woken no more often: each time costs the reader as much as a tenth of a block."""
 
 

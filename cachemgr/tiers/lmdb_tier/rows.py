@@ -20,12 +20,12 @@ from cachemgr.contract import BlockHash
 from cachemgr.eviction import AdaptivePolicy, EvictionPolicy
 from cachemgr.tiers.lmdb_tier.record import RECORD_DTYPE, disk_nbytes
 
-_LEAST_ROWS, _MOST_ROWS = 1024, 8_000_000
+LEAST_ROWS, _MOST_ROWS = 1024, 8_000_000
 
 
 def rows_for(bound: int, *, payload_nbytes: int) -> int:
-    """Rows of a table for blocks of this size in a file of `bound` bytes."""
-    return min(_MOST_ROWS, max(_LEAST_ROWS, bound // disk_nbytes(payload_nbytes)))
+    """The most rows of a table for blocks of this size in a file of `bound` bytes."""
+    return min(_MOST_ROWS, max(LEAST_ROWS, bound // disk_nbytes(payload_nbytes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,17 @@ class Rows:
         self.policy: EvictionPolicy = AdaptivePolicy(capacity)
         self._rows: dict[bytes, int] = {}
         self._keys: list[BlockHash | None] = [None] * capacity
-        self._free = list(range(capacity - 1, -1, -1))
+        self._free: list[int] = []
+        self._never_used = 0
+        """Rows from here on were never used."""
         self._payload_nbytes = np.zeros(capacity, np.uint32)
         self._depths = np.zeros(capacity, np.uint32)
         self._stamps = np.zeros(capacity, np.uint64)
+
+    @property
+    def free(self) -> int:
+        """Rows that no block has."""
+        return self.capacity - len(self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -67,7 +74,7 @@ class Rows:
         found = np.frombuffer(b"".join(records), RECORD_DTYPE)
         order = np.lexsort((-found["header"]["index"].astype(np.int64), found["stamp"]))
         smallest = int(found["header"]["length"].min(initial=1 << 30))
-        rows = cls(max(rows_for(bound, payload_nbytes=smallest), len(keys)))
+        rows = cls(max(LEAST_ROWS, min(2 * len(keys), rows_for(bound, payload_nbytes=smallest)), len(keys)))
         rows._load([BlockHash(keys[at]) for at in order.tolist()], found[order])
         return rows, int(found["stamp"].max(initial=0))
 
@@ -80,7 +87,10 @@ class Rows:
 
     def enter(self, block: Row, *, parent: bytes = b"") -> None:
         """A block was written, after the block of the key `parent`. There is a free row: see `make_room`."""
-        row = self._free.pop()
+        if self._free:
+            row = self._free.pop()
+        else:
+            row, self._never_used = self._never_used, self._never_used + 1
         self._keys[row] = block.key
         self._payload_nbytes[row] = block.payload_nbytes
         self._depths[row] = block.depth
@@ -102,7 +112,7 @@ class Rows:
         """Take out what goes for `nbytes` of file and `rows` free rows, at most `most` blocks at once."""
         gone: list[Row] = []
         freed = 0
-        while (freed < nbytes or len(self._free) < rows) and len(gone) < most:
+        while (freed < nbytes or self.free < rows) and len(gone) < most:
             row = self.policy.victim()
             if row is None:
                 break
@@ -132,7 +142,7 @@ class Rows:
         self._stamps[:count] = records["stamp"]
         self._keys[:count] = keys
         self._rows.update(zip(keys, numbers.tolist(), strict=True))
-        self._free = list(range(self.capacity - 1, count - 1, -1))
+        self._never_used = count
         self.policy.enter_many(numbers, keys, self._depths[:count])
 
     def _take(self, row: int) -> Row:

@@ -22,7 +22,7 @@ from cachemgr.tiers.lmdb_tier.database import FIRST_MAP_NBYTES, Database
 from cachemgr.tiers.lmdb_tier.errors import LmdbTrouble, MustReopen, StoreBroken
 from cachemgr.tiers.lmdb_tier.folder import TierFolder
 from cachemgr.tiers.lmdb_tier.record import PAGE_NBYTES
-from cachemgr.tiers.lmdb_tier.rows import Rows
+from cachemgr.tiers.lmdb_tier.rows import LEAST_ROWS, Rows
 from cachemgr.tiers.lmdb_tier.settings import LmdbTierSettings
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ _OTHER_FILES_NBYTES = 64 << 10
 _CHECK_READERS_S = 60.0
 _NOTED_CALLS = 4096
 """Calls whose blocks count as used that may wait; older ones are forgotten."""
-_FIRST_ROWS = 1024
 
 
 class LmdbShelf:
@@ -47,7 +46,7 @@ class LmdbShelf:
         folder: TierFolder | None = None,
     ) -> None:
         self.database: Database | None = None
-        self.rows = Rows(_FIRST_ROWS)
+        self.rows = Rows(LEAST_ROWS)
         """Empty while this process is not the writer."""
         self.stamp = 0
         """The last one given."""
@@ -233,7 +232,7 @@ class LmdbShelf:
             database.close()
             self.database = None
             self._writer = False
-            self.rows = Rows(_FIRST_ROWS)
+            self.rows = Rows(LEAST_ROWS)
 
     def _begin_anew(self, why: str) -> None:
         log.warning("lmdb: %s is begun anew: %s", self._folder.path, why)

@@ -92,7 +92,7 @@ class LmdbTier:
 
     def put(self, store: HostStore, blocks: Sequence[BlockAddress]) -> None:
         """See LowerTier. Of a process that does not write here, nothing is kept."""
-        if not self._running:
+        if not self._running or os.getpid() != self._pid:
             return
         if self._shelf.reads_only:
             self._counts.put_not_writer += len(blocks)

@@ -36,16 +36,41 @@ def test_a_full_disk_is_said_once_and_costs_only_what_is_not_written(
         async with opened(folder) as tier:
             await pair.keep(tier)
             with full_disk.room_for((folder / "blocks" / "data.mdb").stat().st_size):
-                for block in addresses(more)[:3]:
-                    before = count(tier, "disk_errors_total")
-                    tier.put(pair.near.store, [block])
-                    await eventually(lambda now=before: count(tier, "disk_errors_total") > now)
-                assert count(tier, "put_dropped_total") == 3
+                tier.put(pair.near.store, addresses(more))
+                await eventually(lambda: count(tier, "disk_errors_total"))
+                await eventually(lambda: count(tier, "put_dropped_total"))
                 assert said(caplog, "in trouble") == 1
                 assert tier.usable
-                assert await pair.fetch(tier) == BLOCKS, "what is there can be read"
+                known = await tier.known(pair.far.store, pair.blocks, deadline=soon())
+                assert known
+                assert await pair.fetch(tier) == known, "what is there can be read"
             await pair.keep(tier, addresses(more))
             await eventually(lambda: said(caplog, "works again") == 1)
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_stays_full_keeps_the_newest_blocks(host: Host, folder: Path) -> None:
+    """The file cannot grow to its bound: blocks go for others in what there is of it."""
+    pair = Pair(host, blocks=32, block_format=WIDE)
+    newer = [chain_of(pair.near, 2, block_format=WIDE, seed=seed) for seed in range(1, 20)]
+
+    async def run() -> None:
+        async with opened(folder, max_bytes=64 << 20, batch_bytes=1 << 20) as tier:
+            await pair.keep(tier)
+            size = (folder / "blocks" / "data.mdb").stat().st_size
+            with full_disk.room_for(size):
+                for names in newer:
+                    before = count(tier, "put_blocks_total") + count(tier, "put_dropped_total")
+                    tier.put(pair.near.store, addresses(names))
+                    await eventually(
+                        lambda then=before: (
+                            count(tier, "put_blocks_total") + count(tier, "put_dropped_total") == then + 2
+                        )
+                    )
+                assert await tier.known(pair.far.store, addresses(newer[-1]), deadline=soon()) == 2
+                assert count(tier, "put_dropped_total") <= 4 * 2
+                assert count(tier, "entries") >= 8
 
     asyncio.run(run())
 
