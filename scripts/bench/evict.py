@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cachemgr import BlockHash
 from cachemgr.counts import Counts
-from cachemgr.shard import NO_PARENT, BlockAddress
+from cachemgr.shard import address_of
 from cachemgr.slot_table import SlotTable
 from scripts.bench.goals import TRACE_CAPACITIES
 from scripts.bench.harness import Measurement, PeerMissingError, Reading
@@ -26,7 +26,7 @@ _CAPACITY = 20_000
 _SEED = 1
 _INDEXED = 1_000_000
 _REMEMBERED = 2 * _INDEXED
-_AT_ONCE = 10_000
+_CHAIN = 32
 
 
 def measurements(trace: Path, seen: list[Measured]) -> list[Measurement]:
@@ -60,8 +60,8 @@ def _index_bytes() -> Iterator[Reading]:
             _INDEXED, ttl_s=1e9, erase=lambda slot: None, clock=time.monotonic, counts=Counts()
         )
         table.add_empty(range(_INDEXED))
-        for start in range(0, _INDEXED + _REMEMBERED, _AT_ONCE):
-            _make(table, range(start, start + _AT_ONCE))
+        for start in range(0, _INDEXED + _REMEMBERED, _CHAIN):
+            _make(table, [BlockHash(n.to_bytes(16, "little")) for n in range(start, start + _CHAIN)])
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -73,14 +73,13 @@ def _index_bytes() -> Iterator[Reading]:
     yield Reading("evict.index_bytes_per_block", (after - before) / _INDEXED, detail)
 
 
-def _make(table: SlotTable, numbers: range) -> None:
-    """Blocks that nobody has seen, each a chain of its own, made here as any other."""
-    for number in numbers:
-        name = BlockHash(number.to_bytes(16, "little"))
-        slot = table.reserve([name], 0)
+def _make(table: SlotTable, names: list[BlockHash]) -> None:
+    """A chain that nobody has seen, made here as any other."""
+    for index in range(len(names)):
+        slot = table.reserve(names, index)
         if slot is None:
             raise RuntimeError("no room for a block")
-        table.publish(slot, BlockAddress(name, NO_PARENT, name, 0), [name])
+        table.publish(slot, address_of(names, index), names)
 
 
 def _conversation(rows: tuple[str, ...], path: Path, seen: list[Measured]) -> Iterator[Reading]:

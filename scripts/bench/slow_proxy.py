@@ -9,6 +9,7 @@ comes n times so late.
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -134,7 +135,5 @@ async def _serve(port: int, value_s: float) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2]) / 1e3))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends who started this, and so its input
+    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2]) / 1e3))
