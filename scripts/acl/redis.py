@@ -23,7 +23,7 @@ says who it is in tensorcache.toml:
   url = "redis://tensorcache-writer@127.0.0.1:6379"
   password_file = "redis-passwords/tensorcache-writer"
 
-A node that is told to be tensorcache-reader brings what is there, and keeps nothing. The first line refuses
+A node that is told to be tensorcache-reader brings what is there, and keeps nothing. The last line refuses
 `default`, which everybody is who names no user: with it on, the other lines would refuse nothing. Have a user
 for administration, or say --keep-default where others need that one.
 """
@@ -71,8 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.cluster_mode and arguments.database:
         raise UsageError("--database: a Redis Cluster has no other than 0")
     start = "ACL SETUSER" if arguments.setuser else "user"
-    if not arguments.keep_default:
-        say(f"{start} default reset off")
     for name in names:
         user = _NAME.format(role=name)
         if arguments.password_file:
@@ -83,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
             ROLES[name], cluster=cluster, cluster_mode=arguments.cluster_mode, database=arguments.database
         )
         say(" ".join((start, user, "reset", "on", hashed(password), *words)))
+    if not arguments.keep_default:  # last: it may be who says all this to the server
+        say(f"{start} default reset off")
     return 0
 
 
