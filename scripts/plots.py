@@ -68,9 +68,9 @@ def save_ttft_by_tier(path: Path, ttft_ms: Mapping[str, float], *, title: str) -
     figure, axes = _figure(Labels(title, "time to first token, ms", ""))
     names = list(ttft_ms)
     bars = axes.barh(names, [ttft_ms[name] for name in names])
-    axes.bar_label(bars, fmt="%.3g ms", padding=3)
+    axes.bar_label(bars, labels=[_three_digits(ms) + " ms" for ms in ttft_ms.values()], padding=3)
     axes.invert_yaxis()
-    axes.margins(x=0.15)
+    axes.margins(x=0.2)  # room for what is written behind the longest bar
     _save(figure, path)
 
 
@@ -127,6 +127,11 @@ def _save(figure: "Figure", path: Path) -> None:
         figure.savefig(drawn, format="png", dpi=150)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, drawn.getvalue())
+
+
+def _three_digits(value: float) -> str:
+    """Or more, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _thinned(places: Sequence[float]) -> list[float]:

@@ -84,7 +84,7 @@ def block_format(spec: EngineSpec) -> BlockFormat:
 
 
 @contextmanager
-def _cached_decoder(subject: Subject, *, lane_ttl_s: float) -> Iterator[Decoder]:
+def cached_decoder(subject: Subject, *, lane_ttl_s: float) -> Iterator[Decoder]:
     """The real engine and the real cache behind the real step loop."""
     settings = ModelSettings(lane_ttl_s=lane_ttl_s)
     with (
@@ -104,7 +104,7 @@ def ttft(asked: Decoder, prompt: npt.NDArray[np.int64], *, cached: bool) -> floa
 
 
 def _host_hit(subject: Subject) -> Iterator[Reading]:
-    with _cached_decoder(subject, lane_ttl_s=0.0) as asked:
+    with cached_decoder(subject, lane_ttl_s=0.0) as asked:
         prompt = subject.prompt(1024)
 
         def computed() -> float:
@@ -123,7 +123,7 @@ def _host_hit(subject: Subject) -> Iterator[Reading]:
 
 def _openvino_hit(subject: Subject) -> Iterator[Reading]:
     prompt = subject.prompt(2048)
-    with open_peer("openvino", subject.peers) as peer, _cached_decoder(subject, lane_ttl_s=30.0) as asked:
+    with open_peer("openvino", subject.peers) as peer, cached_decoder(subject, lane_ttl_s=30.0) as asked:
         peer.seconds("prefill", prompt, variant="PA")
         ttft(asked, prompt, cached=False)
         paired = alternate(

@@ -33,7 +33,7 @@ from cachemgr import (
 from cachemgr.host_contract import HostStore
 from cachemgr.joining import open_beyond
 from cachemgr.tiers.beyond import OpenedBeyond
-from scripts.bench.cache import CLUSTER, block_format, ttft
+from scripts.bench.cache import CLUSTER, block_format, cached_decoder, ttft
 from scripts.bench.decoder import Decoder, decoder
 from scripts.bench.harness import Measurement, Reading, alternate, median_of
 from scripts.bench.redis_server import redis_server
@@ -167,6 +167,10 @@ def _from_redis(row: str, subject: Subject) -> Iterator[Reading]:
     with redis_server() as port, _over(subject, _in_redis(port)) as asked:
         yield _beside_compute(row, "redis", asked, subject)
         subject.ttft_s["host"] = median_of(asked.here, rounds=_PAIRS)
+    with cached_decoder(subject, lane_ttl_s=30.0) as retaining:
+        prompt = subject.prompt(_TOKENS)
+        ttft(retaining, prompt, cached=False)
+        subject.ttft_s["lane"] = median_of(lambda: ttft(retaining, prompt, cached=True), rounds=_PAIRS)
 
 
 def _from_lmdb(row: str, subject: Subject) -> Iterator[Reading]:

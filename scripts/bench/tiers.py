@@ -10,7 +10,7 @@ from scripts.simulate.replay import Measured
 from scripts.simulate.report import save_plot
 
 TTFT_PLOT, HIT_RATE_PLOT = Path("build/ttft_by_tier.svg"), Path("build/hit_rate_by_capacity.svg")
-_ORDER = ("compute", "lmdb", "redis", "peer", "host")
+_ORDER = ("compute", "lmdb", "redis", "peer", "host", "lane")
 
 
 class Tiers:
