@@ -106,6 +106,8 @@ class Asking:
                 prompt.heard(asked[task].name, wanted, end, has=has)
                 if has:
                     patience = min(patience, began + took_s + max(_PATIENCE_S, took_s))
+                else:
+                    prompt.said.append(f"{asked[task].name} has none")
         return [asked[task] for task in waiting]
 
     def _heard(self, task: asyncio.Task[int], about: _Asked, *, took_s: float, began: float) -> int:
