@@ -22,9 +22,6 @@ from cachemgr.tiers.store_tasks import StoreTasks
 _PATIENCE_S = 0.001
 """At least so long others may still answer."""
 
-_ALMOST = 0.9
-"""A tier that ends by its deadline and has nothing then did not say that it has nothing."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
@@ -102,7 +99,7 @@ class Asking:
             )
             took_s = self._clock() - began
             for task in done:
-                has = self._heard(task, asked[task], took_s=took_s, began=began)
+                has = self._heard(task, asked[task], took_s=took_s)
                 prompt.heard(asked[task].name, wanted, end, has=has)
                 if has:
                     patience = min(patience, began + took_s + max(_PATIENCE_S, took_s))
@@ -110,15 +107,12 @@ class Asking:
                     prompt.said.append(f"{asked[task].name} has none")
         return [asked[task] for task in waiting]
 
-    def _heard(self, task: asyncio.Task[int], about: _Asked, *, took_s: float, began: float) -> int:
+    @staticmethod
+    def _heard(task: asyncio.Task[int], about: _Asked, *, took_s: float) -> int:
         if task.cancelled():
             return 0
-        has = 0 if task.exception() is not None else task.result()
-        if not has and took_s >= _ALMOST * (about.until - began):
-            about.cost.silent(took_s)
-        else:
-            about.cost.answered(took_s)
-        return has
+        about.cost.answered(took_s)
+        return 0 if task.exception() is not None else task.result()
 
     def _silent(self, prompt: Prompt, about: _Asked, *, began: float) -> None:
         now = self._clock()

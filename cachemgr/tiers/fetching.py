@@ -178,18 +178,16 @@ class TieredFetch:
         prompt.said.append(f"{max(0, flight.came - place)} came in {1e3 * flight.seconds:.1f} ms")
         if late:
             self._count_late(prompt, counts)
-            prompt.declined.add(flight.tier.name)
             if not flight.interest:
-                await self._give_up(prompt, flight.task)
+                await self._give_up(prompt, flight.task, first=prompt.at)
 
-    async def _give_up(self, prompt: Prompt, task: asyncio.Task[None]) -> None:
-        """Go on without what `task` was to bring, if there is time.
+    async def _give_up(self, prompt: Prompt, task: asyncio.Task[None], *, first: int) -> None:
+        """Go on without what `task` was to bring from block `first` on, if there is time.
 
-        A block that hangs on its way keeps its slot for a while, and looks like one that is being written here:
-        what others have behind it would be of no use.
+        A block that hangs on its way keeps its slot for a while, and looks like one that is being written
+        here: what others have behind it would be of no use.
         """
         left_s = prompt.allowance.until() - self._clock()
-        first = prompt.at
         await asyncio.wait({task}, timeout=max(0.0, left_s))
         prompt.move_on(self._flights.names(prompt.store))
         prompt.over |= left_s <= 0 or not task.done() or not prompt.all_here(first)
@@ -223,8 +221,7 @@ class TieredFetch:
         self._note_peers(prompt, blocks, seconds=seconds, late=late)
         prompt.said.append(f"peers brought {blocks} in {1e3 * seconds:.1f} ms")
         if late:
-            await self._give_up(prompt, task)
-            prompt.over |= not prompt.all_here(at)
+            await self._give_up(prompt, task, first=at)
 
     def _note_peers(self, prompt: Prompt, blocks: int, *, seconds: float, late: bool) -> None:
         cost, counts = self._cost(prompt, PEER), self._counts[PEER]

@@ -187,6 +187,8 @@ class PeersDouble:
     def __init__(self, has: Iterable[BlockHash] = (), *, ask_s: float = 0.0, block_s: float = 0.0) -> None:
         self.has = set(has)
         self.ask_s, self.block_s = ask_s, block_s
+        self.hangs_at: int | None = None
+        """With a slot reserved for that block, whoever cancels it."""
         self.asks = 0
         self.deadlines: list[float] = []
         self.under_way = 0
@@ -204,6 +206,8 @@ class PeersDouble:
                     return
                 await asyncio.sleep(self.block_s)
                 slot = store.reserve(BlockAddress(name, name, name, at))
+                if at == self.hangs_at:
+                    await asyncio.sleep(1000)
                 if slot is not None:
                     store.publish(slot, b"")
         finally:

@@ -86,6 +86,11 @@ def test_of_equals_the_earlier_tier_is_asked() -> None:
     assert plan([Supply(same, 8), Supply(same, 8)], range(9), block_s=0.01).steps == ((0, 8),)
 
 
+def test_of_equals_more_is_fetched() -> None:
+    as_slow_as_computing = Price(0.0, 0.0, 1 / 64)
+    assert plan([Supply(as_slow_as_computing, 8)], range(9), block_s=1 / 64).steps == ((0, 8),)
+
+
 def test_a_part_from_each_where_that_is_best() -> None:
     quick, slow = Supply(Price(0, 0.001, 0.001), 4), Supply(Price(0, 0.001, 0.004), 8)
     assert plan([slow, quick], range(9), block_s=0.01).steps == ((1, 4), (0, 8))

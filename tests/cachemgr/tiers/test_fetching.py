@@ -317,6 +317,44 @@ def test_nothing_is_fetched_behind_a_block_that_hangs() -> None:
     simulate(work)
 
 
+def test_nor_behind_one_that_hangs_at_a_peer() -> None:
+    async def work() -> None:
+        peers = PeersDouble(CHAIN)
+        peers.hangs_at = 3
+        rig = Rig(tier := redis(ask_s=0.001, block_s=0.001), peers=peers)
+        await rig.fetch()
+        assert (rig.store.run(CHAIN), tier.gets) == (3, [])
+
+    simulate(work)
+
+
+def test_a_tier_that_was_cut_is_not_asked_again_for_the_same_prompt() -> None:
+    async def work() -> None:
+        rig = Rig(tier := redis())
+        for _ in range(9):
+            rig.fetching._costs.of("redis", NBYTES).silent(0.5)
+        await asyncio.sleep(600)
+        tier.pauses = [0.001, 0.001, 1000.0]
+        await rig.fetch()
+        assert (rig.store.run(CHAIN), len(tier.gets)) == (2, 1)
+
+    simulate(work)
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize("slow", ["ask_s", "first_s"])
+def test_a_tier_that_stalls_is_soon_not_asked_any_more(slow: str, deaf: bool) -> None:
+    async def work() -> None:
+        rig = Rig(tier := redis())
+        setattr(tier, slow, 1000.0)
+        tier.deaf = deaf
+        losses = [await rig.fetch() for _ in range(12)]
+        assert losses[4:] == [0.0] * 8
+        assert 0 < max(losses) <= 0.1 * ALL_S
+
+    simulate(work)
+
+
 def test_a_tier_that_delays_every_block_is_soon_not_asked_any_more() -> None:
     async def work() -> None:
         rig = Rig(tier := redis(ask_s=0.02, block_s=0.02))
@@ -373,7 +411,7 @@ def test_cancelled_fetches_say_nothing_against_a_tier() -> None:
         tier.pauses = [1000.0]
         for _ in range(20):
             fetch = asyncio.ensure_future(rig.fetch())
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.03)
             fetch.cancel()
             await asyncio.wait([fetch])
         assert tier.under_way == 0
@@ -407,9 +445,10 @@ def test_a_decision_is_explained_in_one_line(caplog: pytest.LogCaptureFixture) -
     peers_s=st.one_of(st.none(), st.floats(0, 0.1)),
     block_s=st.floats(0.001, 0.05),
     prompts=st.integers(1, 4),
+    deaf=st.booleans(),
 )
 def test_time_lost_is_a_tenth_at_most(
-    pauses: list[float], ask_s: float, peers_s: float | None, block_s: float, prompts: int
+    pauses: list[float], ask_s: float, peers_s: float | None, block_s: float, prompts: int, deaf: bool
 ) -> None:
     async def work() -> None:
         chain = names(24)
@@ -417,6 +456,7 @@ def test_time_lost_is_a_tenth_at_most(
         other = TierDouble("lmdb", chain[:12], ask_s=ask_s / 3, block_s=block_s / 2)
         tier.pauses = pauses
         peers = None if peers_s is None else PeersDouble(chain[:5], ask_s=peers_s, block_s=peers_s)
+        tier.deaf = deaf
         rig = Rig(tier, other, peers=peers)
         for _ in range(prompts):
             rig.store.here.clear()
