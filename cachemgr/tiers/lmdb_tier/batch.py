@@ -49,7 +49,15 @@ class _Held:
 class Batches:
     """Writes one after another. `used_nbytes`: of the file, by blocks and the tree over them."""
 
-    def __init__(self, shelf: LmdbShelf, counts: LmdbCounts, *, batch_nbytes: int) -> None:
+    def __init__(
+        self,
+        shelf: LmdbShelf,
+        counts: LmdbCounts,
+        *,
+        batch_nbytes: int,
+        retry_s: float,
+        clock: Callable[[], float],
+    ) -> None:
         self.used_nbytes = 0
         self._shelf = shelf
         self._counts = counts
@@ -57,6 +65,11 @@ class Batches:
         self._limit = shelf.bound - 3 * self.batch_nbytes - shelf.bound // 32 - (256 << 10)
         self._slack = 0
         """What is left free beside that since the map was found full."""
+        self._retry_s = 12 * retry_s
+        self._clock = clock
+        self._file_limit = 0
+        self._file_until = 0.0
+        """The disk was full: until then, blocks have no more than `_file_limit`."""
 
     def write(self, offers: Sequence[Offer], *, released: Callable[[], None]) -> None:
         """Write what is new of `offers`; `released`: their stores are not used any more.
@@ -76,7 +89,7 @@ class Batches:
             removed = self._remove_wrong()
             if held:
                 self._write(held, released)
-            if held or removed:
+            if count or removed:
                 shelf.write_succeeded()
         except DiskIsFull:
             self._counts.put_dropped += count
@@ -173,7 +186,7 @@ class Batches:
 
     def _evict(self, change: Change, need: int, *, rows: int, most: int) -> list[Row]:
         """Remove what goes for `need` bytes."""
-        too_much = change.used_nbytes() + need - (self._limit - self._slack)
+        too_much = change.used_nbytes() + need - self._room()
         gone = self._shelf.rows.make_room(too_much, rows=rows, most=most)
         try:
             _remove(change, gone)
@@ -182,10 +195,16 @@ class Batches:
             raise
         return gone
 
+    def _room(self) -> int:
+        """Bytes that blocks may have now."""
+        room = self._limit - self._slack
+        return min(room, self._file_limit) if self._clock() < self._file_until else room
+
     def _stay_within_file(self) -> None:
-        """The file may not grow: from now on what is freed in it has to do."""
+        """The file may not grow: for a minute (of 5 s of `retry_s`), what is freed in it has to do."""
         room = self._database().file_nbytes - 4 * self.batch_nbytes
-        self._slack = max(self._slack, self._limit - max(room, 2 * self.batch_nbytes))
+        self._file_limit = max(room, 2 * self.batch_nbytes)
+        self._file_until = self._clock() + self._retry_s
         self._evict_alone(most=1)  # what one leaves is what removing more needs
         self._evict_alone(most=_MOST_GONE)
 

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _OTHER_FILES_NBYTES = 64 << 10
 """LMDB's table of readers, and the files of locks."""
 _CHECK_READERS_S = 60.0
+_SAY_AGAIN_S = 600.0
+"""The same trouble, if it comes and goes, is said no more often."""
 _NOTED_CALLS = 4096
 """Calls whose blocks count as used that may wait; older ones are forgotten."""
 
@@ -66,6 +68,8 @@ class LmdbShelf:
         self._write_at = 0.0
         self._check_at = 0.0
         self._said = False
+        self._said_text = ""
+        self._say_again_at = 0.0
 
     @property
     def writes(self) -> bool:
@@ -169,8 +173,9 @@ class LmdbShelf:
 
     def _say(self, error: LmdbTrouble) -> None:
         self._counts.disk_errors += 1
-        if not self._said:
-            self._said = True
+        now, text = self._clock(), str(error)
+        if not self._said and (text != self._said_text or now >= self._say_again_at):
+            self._said, self._said_text, self._say_again_at = True, text, now + _SAY_AGAIN_S
             path, retry_s = self._folder.path, self._settings.retry_s
             log.warning("lmdb: %s is in trouble (%s): tried again every %g s", path, error, retry_s)
 

@@ -42,7 +42,9 @@ class Writer:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.batches = Batches(shelf, counts, batch_nbytes=settings.batch_bytes)
+        self.batches = Batches(
+            shelf, counts, batch_nbytes=settings.batch_bytes, retry_s=settings.retry_s, clock=clock
+        )
         self._shelf = shelf
         self._settings = settings
         self._counts = counts

@@ -21,11 +21,15 @@ async def write_on(folder: Path, memory: Path, first: int) -> None:
     """Chain after chain, until it is killed."""
     node = open_node(Host(memory), f"writer-{os.getpid()}", blocks=16, block_format=WIDE)
     async with opened(folder, batch_bytes=1 << 20, batch_s=0.001) as tier:
-        print("opened", flush=True)
+        if first % 2:
+            print("opened", flush=True)
         for seed in range(first, first + 100_000):
             names = chain_of(node, BLOCKS, block_format=WIDE, seed=seed % 40)
             tier.put(node.store, addresses(names))
             await eventually(lambda: not tier.counters()["queue_blocks"])
+            if seed == first and not first % 2:
+                await eventually(lambda: tier.counters()["put_blocks_total"] == BLOCKS)
+                print("opened", flush=True)
             node.store.drop(names)
 
 

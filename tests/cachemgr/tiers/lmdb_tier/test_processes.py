@@ -22,7 +22,7 @@ KILLS = 100
 
 @pytest.mark.timeout(120)
 def test_a_hundred_kills_in_the_middle_of_a_batch(host: Host, folder: Path, shared_memory: Path) -> None:
-    """Each time the store opens, and every block that it returns is whole."""
+    """Soon after it was opened, or after its first transaction. Each time the store opens, all is whole."""
     chance = random.Random(5)
     memory = shared_memory / "writers"
     memory.mkdir()
