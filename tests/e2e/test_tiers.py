@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -43,7 +43,7 @@ admit_seen = 1
 DISK = """
 [lmdb]
 path = "lmdb"
-max_bytes = 268435456
+max_bytes = 402653184
 batch_s = 0.1
 """
 TOPICS = ("lighthouse", "railway", "library")
@@ -151,45 +151,53 @@ def below(triton: Triton, name: str, *, tier: str) -> float:
     return triton.metric(f"tier_{name}", tier=tier)
 
 
-def uncached(triton: Triton, text: str) -> str:
-    answer = stream(triton, text_input=text, max_tokens=MAX_TOKENS, no_cache=True)
-    assert answer.cached_tokens == 0
-    return answer.text
+def ask(triton: Triton, topic: str, **fields: object) -> StreamedAnswer:
+    return stream(triton, text_input=prompt(topic), max_tokens=MAX_TOKENS, **fields)
 
 
-def test_a_prompt_comes_back_from_the_disk_when_the_server_was_stopped(servers: Servers) -> None:
-    text = prompt("museum")
-    expected = uncached(servers.disk, text)
-    computed = stream(servers.disk, text_input=text, max_tokens=MAX_TOKENS)
-    assert (computed.text, computed.cached_tokens) == (expected, 0)
-    blocks = computed.input_tokens // BLOCK_TOKENS
-    assert blocks >= 8
+def uncached(triton: Triton, topics: Sequence[str]) -> dict[str, str]:
+    """The text of each prompt."""
+    return {topic: ask(triton, topic, no_cache=True).text for topic in topics}
+
+
+def come_back(triton: Triton, texts: Mapping[str, str], *, tier: str) -> None:
+    """Every text is right, and the whole blocks of a prompt come from below.
+
+    Of one prompt at least: on a busy machine a tier may be found too slow for the others.
+    """
+    before = below(triton, "fetched_blocks_total", tier=tier)
+    answers = {topic: ask(triton, topic) for topic in texts}
+    assert {topic: answer.text for topic, answer in answers.items()} == texts
+    cached = [answer.cached_tokens for answer in answers.values()]
+    whole = [answer.input_tokens // BLOCK_TOKENS for answer in answers.values()]
+    assert any(tokens == blocks * BLOCK_TOKENS for tokens, blocks in zip(cached, whole, strict=True)), cached
+    came = before + sum(cached) // BLOCK_TOKENS
+    wait_until(lambda: below(triton, "fetched_blocks_total", tier=tier) >= came)
+
+
+def test_prompts_come_back_from_the_disk_when_the_server_was_stopped(servers: Servers) -> None:
+    texts = uncached(servers.disk, ("museum", *TOPICS))
+    computed = {topic: ask(servers.disk, topic) for topic in texts}
+    assert {topic: answer.text for topic, answer in computed.items()} == texts
+    assert all(answer.input_tokens // BLOCK_TOKENS >= 8 for answer in computed.values())
     stop(servers.disk)
-    assert entries(servers.lmdb) >= blocks
+    assert entries(servers.lmdb) >= 8 * len(texts)
     servers.redis.command("FLUSHALL")
     for arena in servers.disk.home.arenas():
         arena.unlink()
     servers.disk = serving(begin(servers.disk.home))
-    restored = stream(servers.disk, text_input=text, max_tokens=MAX_TOKENS)
-    assert restored.text == expected
-    assert restored.cached_tokens == blocks * BLOCK_TOKENS
-    wait_until(lambda: below(servers.disk, "fetched_blocks_total", tier="lmdb") == blocks)
+    come_back(servers.disk, texts, tier="lmdb")
     assert below(servers.disk, "fetched_blocks_total", tier="redis") == 0
 
 
 def test_what_one_saw_twice_the_other_restores(servers: Servers) -> None:
     disk, other = servers.both()
-    text = prompt("orchard")
-    expected = uncached(other, text)
+    texts = uncached(other, ("orchard", "harbour", "market"))
     servers.redis.command("FLUSHALL")
-    assert stream(disk, text_input=text, max_tokens=MAX_TOKENS).text == expected
-    seen = stream(disk, text_input=text, max_tokens=MAX_TOKENS)
-    blocks = seen.input_tokens // BLOCK_TOKENS
-    wait_until(lambda: keys(servers.redis) >= blocks)
-    before = below(other, "fetched_blocks_total", tier="redis")
-    restored = stream(other, text_input=text, max_tokens=MAX_TOKENS)
-    assert (restored.text, restored.cached_tokens) == (expected, blocks * BLOCK_TOKENS)
-    wait_until(lambda: below(other, "fetched_blocks_total", tier="redis") == before + blocks)
+    for topic in texts:
+        assert ask(disk, topic).text == ask(disk, topic).text == texts[topic]
+    wait_until(lambda: keys(servers.redis) >= 8 * len(texts))
+    come_back(other, texts, tier="redis")
 
 
 def keys(redis: RedisServer) -> int:
@@ -245,9 +253,7 @@ class Load:
     def _ask(self, number: int, salt: str) -> None:
         topic = TOPICS[int(salt.rpartition("-")[2]) % len(TOPICS)]
         try:
-            answer = stream(
-                self.servers.both()[number], text_input=prompt(topic), max_tokens=MAX_TOKENS, cache_salt=salt
-            )
+            answer = ask(self.servers.both()[number], topic, cache_salt=salt)
         except (TritonError, InferenceServerException) as error:
             self.failed.append(f"server {number}: {error}")
             self.ended.wait(0.2)
@@ -258,7 +264,7 @@ class Load:
 
 
 def test_every_text_is_the_uncached_one_while_redis_fails(servers: Servers) -> None:
-    expected = {topic: uncached(servers.other, prompt(topic)) for topic in TOPICS}
+    expected = uncached(servers.other, TOPICS)
     with Load(servers, expected) as load:
         load.until_hits_come()
         calm_s, answered = load.slowest_s(), len(load.answers)
@@ -305,7 +311,7 @@ def gives_other_bytes(servers: Servers) -> None:
 
 def test_a_server_killed_while_it_writes_to_its_disk_finds_right_blocks_there(servers: Servers) -> None:
     disk = servers.disk
-    expected = uncached(disk, prompt(TOPICS[0]))
+    [(topic, expected)] = uncached(disk, TOPICS[:1]).items()
     servers.redis.kill()
     batches = below(disk, "batches_total", tier="lmdb")
     asked: list[str] = []
@@ -315,10 +321,7 @@ def test_a_server_killed_while_it_writes_to_its_disk_finds_right_blocks_there(se
         while not stop_asking.is_set():
             asked.append(f"killed-{len(asked)}")
             with contextlib.suppress(TritonError, InferenceServerException):
-                ask(asked[-1])
-
-    def ask(salt: str) -> StreamedAnswer:
-        return stream(disk, text_input=prompt(TOPICS[0]), max_tokens=1, cache_salt=salt)
+                ask(disk, topic, cache_salt=asked[-1])
 
     asker = threading.Thread(target=ask_on)
     asker.start()
@@ -331,7 +334,7 @@ def test_a_server_killed_while_it_writes_to_its_disk_finds_right_blocks_there(se
             arena.unlink()
         asker.join(90)
     disk.command.wait_for("Triton is serving again", limit_s=90)
-    answers = [ask(salt) for salt in asked]
-    assert {answer.text for answer in answers} == {expected[: len(answers[0].text)]}
+    answers = [ask(disk, topic, cache_salt=salt) for salt in asked]
+    assert {answer.text for answer in answers} == {expected}
     assert sum(answer.cached_tokens > 0 for answer in answers) >= 2
     assert below(disk, "corrupt_blocks_total", tier="lmdb") == 0
