@@ -163,9 +163,13 @@ class Flights:
         flight.interest += 1
 
     def leave(self, flight: Flight, *, late: bool) -> None:
-        """One less does; `late`: he waited long enough. With the last one, it ends."""
+        """One less does; `late`: he waited long enough. With the last one, it ends.
+
+        One that brought everything is about to end by itself: cancelled, it would leave its connection with
+        something unread.
+        """
         flight.interest -= 1
-        if not flight.interest and not flight.over:
+        if not flight.interest and not flight.over and flight.came < len(flight.blocks):
             flight.left = "late" if late else "early"
             flight.task.cancel()
             self._forget(flight, flight.blocks)

@@ -99,6 +99,10 @@ class TierDouble:
         """Before each block of the next get, instead of `first_s` and `block_s`."""
         self.deaf = False
         """Ignores its deadlines."""
+        self.after_s = 0.0
+        """What it takes to end when everything has come."""
+        self.ended = 0
+        """Gets that ended by themselves."""
         self.clings = False
         """A slot that it reserved stays reserved when it is cancelled, as a disk that hangs would do."""
         self.lacks: set[BlockHash] = set()
@@ -152,6 +156,8 @@ class TierDouble:
                 finally:
                     if slot is not None and not self.clings:
                         store.abort(slot)
+            await asyncio.sleep(self.after_s)
+            self.ended += 1
         finally:
             self.under_way -= 1
 

@@ -523,6 +523,18 @@ def test_a_flight_goes_on_while_anybody_waits_and_ends_with_the_last() -> None:
     simulate(work)
 
 
+def test_a_flight_that_brought_everything_ends_by_itself_and_nobody_waits_for_that() -> None:
+    async def work() -> None:
+        rig = Rig(tier := redis(block_s=0.001))
+        tier.after_s = 1.0
+        assert await rig.fetch() < 0.1
+        await asyncio.sleep(2)
+        assert tier.ended == 1
+        assert rig.forgotten()
+
+    simulate(work)
+
+
 def test_a_waiter_with_more_time_goes_on_after_a_flight_ended() -> None:
     async def work() -> None:
         rig = Rig(redis(block_s=1.0))
