@@ -26,6 +26,8 @@ class Counts:
     lost_arenas: int = 0
     """Deleted or cut, while we used them, by something that is no cache."""
     full_refusals: int = 0
+    declined_blocks: int = 0
+    """Not kept: worth less than what would have gone for them."""
     received_blocks: int = 0
     """Published here, made elsewhere."""
     dropped_blocks: int = 0

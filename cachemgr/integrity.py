@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from cachemgr.contract import BlockHash
-from cachemgr.eviction import LeafFirstLru
+from cachemgr.eviction import EvictionPolicy
 from cachemgr.index import BlockIndex
 
 
 def check_slots(
-    index: BlockIndex, order: LeafFirstLru, *, rejected: Iterable[int], slots: Iterable[int]
+    index: BlockIndex, order: EvictionPolicy, *, rejected: Iterable[int], slots: Iterable[int]
 ) -> list[tuple[BlockHash, int]]:
     """AssertionError if they contradict each other; every resident block and its slot.
 

@@ -40,11 +40,14 @@ class SingleBlocks:
         return found
 
     def uses(self, names: Sequence[BlockHash]) -> list[int]:
-        """How often each was seen, as far as is remembered."""
+        """How often each was seen, made or used; of what went, as far as is remembered."""
         used: list[int] = []
         for part in slices(names, SCATTERED):
             with self._state.lock:
-                used += [int(self._state.index.find(name) is not None) for name in part]
+                find, order = self._state.index.find, self._state.order
+                for name in part:
+                    slot = find(name)
+                    used.append(order.uses(name) if slot is None else order.seen(slot))
         return used
 
     def pin(self, names: Sequence[BlockHash]) -> list[int | None]:
@@ -64,7 +67,7 @@ class SingleBlocks:
     def reserve(self, address: BlockAddress) -> int | None:
         """A slot for a block from elsewhere; None if it is here, being written, or nothing may go for it.
 
-        The least recently used block goes, as for any other; but not the one just before it, nor the front of
+        What is worth least goes, as for any other; but not the one just before it, nor the front of
         its segment: without them it is worth less than they are.
         The slot may still carry what went for it: the caller erases that before it writes.
         """
@@ -77,8 +80,7 @@ class SingleBlocks:
                 if victim is None or state.index.name(victim) in (address.parent, address.segment):
                     state.counts.full_refusals += 1
                     return None
-                state.drop(victim)
-                state.counts.evicted_blocks += 1
+                state.evict(victim)
             return state.index.reserve(address.hash)
 
     def publish(self, slot: int, address: BlockAddress) -> None:
@@ -88,7 +90,7 @@ class SingleBlocks:
         with state.lock:
             if state.closed:
                 return
-            if new := state.fulfil(slot, address, now=now):
+            if new := state.fulfil(slot, address, now=now, cheap=True):
                 state.counts.received_blocks += 1
         if not new:
             state.erase_reserved(slot, address.hash)
@@ -103,7 +105,7 @@ class SingleBlocks:
                 for name in part:
                     slot = state.index.find(name)
                     if slot is not None and slot in state.order:
-                        state.order.withdraw(slot)
+                        state.order.forget(slot)
                         state.index.forget(slot)
                         gone.append(slot)
                 state.counts.dropped_blocks += len(gone)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from cachemgr.contract import BlockHash
 from cachemgr.counts import Counts
-from cachemgr.eviction import LeafFirstLru
+from cachemgr.eviction import AdaptivePolicy, EvictionPolicy
 from cachemgr.index import BlockIndex
 from cachemgr.other_blocks import FIRST_OTHER_SLOT, OtherBlocks
 from cachemgr.shard import BlockAddress, Verdict
@@ -42,7 +42,7 @@ class SlotState:
         self.lock = Lock()
         self.index = BlockIndex(capacity)
         self.others = OtherBlocks()
-        self.order = LeafFirstLru(capacity)
+        self.order: EvictionPolicy = AdaptivePolicy(capacity)
         self.rejected: dict[int, Verdict] = {}
         """Slots whose block failed its check, until their last reader is gone."""
         self.counts = counts
@@ -84,7 +84,7 @@ class SlotState:
             self.closed = True
             self.index = BlockIndex(0)
             self.others = OtherBlocks()
-            self.order = LeafFirstLru(0)
+            self.order = AdaptivePolicy(0)
             self.rejected = {}
 
     # Below: the caller holds the lock.
@@ -113,17 +113,27 @@ class SlotState:
         """True if another process of this node holds the block."""
         return self.others.has(name, used_after=self._clock() - self._ttl_s)
 
+    def evict(self, slot: int) -> None:
+        """Free an evictable slot to make room: it is the next one reserved; its bytes stay."""
+        self.order.evict(slot)
+        self.index.free(slot)
+        self.counts.evicted_blocks += 1
+
     def drop(self, slot: int) -> None:
-        """Free an evictable slot, which is then the next one reserved; its bytes stay."""
-        self.order.withdraw(slot)
+        """Free an evictable slot for another reason; its bytes stay."""
+        self.order.forget(slot)
         self.index.free(slot)
 
-    def fulfil(self, slot: int, address: BlockAddress, *, now: float) -> bool:
-        """Make a reserved slot resident; False if an arena that came meanwhile brought the block along."""
+    def fulfil(self, slot: int, address: BlockAddress, *, now: float, cheap: bool) -> bool:
+        """Make a reserved slot resident; False if an arena that came meanwhile brought the block along.
+
+        `cheap`: it came from elsewhere, and can again.
+        """
         if self.index.find(address.hash) is not None:
             return False
         self.index.fulfil(address.hash, depth=address.index, now=now)
-        self.order.offer(slot, parent=self.index.find(address.parent))
+        parent = self.index.find(address.parent)
+        self.order.enter(slot, address.hash, depth=address.index, parent=parent, cheap=cheap)
         return True
 
     def pin(self, slot: int, *, now: float) -> None:
@@ -131,7 +141,7 @@ class SlotState:
         if slot >= FIRST_OTHER_SLOT:
             self.others.touch(slot, now=now)
         elif self.index.pin(slot):
-            self.order.withdraw(slot)
+            self.order.pin(slot)
 
     def unpin(self, slot: int, *, now: float) -> None:
         """One reader of a slot of ours less; after the last it is the most recently used."""
@@ -139,11 +149,12 @@ class SlotState:
             return
         verdict = self.rejected.pop(slot, None)
         if verdict is None:
-            self.order.offer(slot)
+            self.order.release(slot)
         elif verdict is Verdict.CORRUPT:
+            self.order.forget(slot)
             self.index.free(slot)
         else:
-            self.order.offer_first(slot)
+            self.order.release_first(slot)
 
 
 def slices(items: Sequence[T], of: int = SLICE) -> Iterator[Sequence[T]]:

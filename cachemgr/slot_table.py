@@ -9,8 +9,7 @@ doubles moves its entries, 30 ns each.)
 
 Invariants
 - A slot is in the eviction order if and only if it is resident and unpinned.
-- Ancestors are at least as recent as their descendants, because runs are always offered deepest first; what
-  other nodes read and write by name (single_blocks.py) keeps this only within what they ask for at a time.
+- A block is not evicted while one that came after it is here.
 - Only own slots are pinned, ordered, evicted or erased; those of others are hints (see other_blocks.py).
 - A block that failed its check loses its name at once, and its slot with the last pin.
 
@@ -31,7 +30,7 @@ from cachemgr.single_blocks import SingleBlocks
 from cachemgr.slot_state import SLICE, Clock, SlotState, slices
 
 _SWEPT_AT_ONCE = 8
-_FULL, _EXISTS, _OWN_CHAIN = -1, -2, -3
+_FULL, _EXISTS, _OWN_CHAIN, _DECLINED = -1, -2, -3, -4
 
 
 class SlotTable:
@@ -97,19 +96,19 @@ class SlotTable:
                         state.unpin(slot, now=now)
 
     def reserve(self, hashes: Sequence[BlockHash], index: int) -> int | None:
-        """A slot for block `index` of the chain; None if it exists or no block may go for it.
+        """A slot for block `index` of the chain; None if it exists or no block should go for it.
 
         The slot may still carry what went for it: the caller erases that before it writes.
         Nothing of ours goes for a block that another process holds, but a free slot takes a copy of it.
         """
         slot = self._try_reserve(hashes, index)
         if slot == _OWN_CHAIN:
-            # The least recent block is an ancestor of the new one: this chain is in use without a lease.
-            # Say so, and look again; if it is still an ancestor, the front of the chain is worth more than
-            # its end.
+            # What should go is an ancestor of the new block: this chain is in use without a lease. Say so,
+            # and look again, also at what is worth more; if there are only ancestors, the front of the chain
+            # is worth more than its end.
             self._refresh(hashes[:index])
-            slot = self._try_reserve(hashes, index)
-        if slot in (_FULL, _OWN_CHAIN):
+            slot = self._try_reserve(hashes, index, refreshed=True)
+        if slot == _FULL:
             with self._state.lock:
                 self._counts.full_refusals += 1
         return slot if slot >= 0 else None
@@ -121,7 +120,7 @@ class SlotTable:
         with self._state.lock:
             if self._state.closed:
                 return
-            if new := self._state.fulfil(slot, address, now=now):
+            if new := self._state.fulfil(slot, address, now=now, cheap=False):
                 self._counts.committed_blocks += 1
                 first = self._state.index.find(hashes[0])
                 age = now - self._state.index.last_used(first) if first is not None else 0.0
@@ -157,17 +156,19 @@ class SlotTable:
             self._erase(slot)
 
     def sweep(self) -> None:
-        """Free a few expired blocks, least recent first. Called once per request."""
+        """Free a few expired blocks, ends of chains first. Called once per request."""
         expired_before = self._clock() - self._ttl_s
         expired: list[int] = []
         with self._state.lock:
-            for _ in range(_SWEPT_AT_ONCE):
-                slot = self._state.order.victim()
-                if slot is None or self._state.index.last_used(slot) > expired_before:
+            while len(expired) < _SWEPT_AT_ONCE:
+                oldest = self._state.order.oldest()
+                found = [slot for slot in oldest if self._state.index.last_used(slot) <= expired_before]
+                for slot in found:
+                    self._state.order.forget(slot)
+                    self._state.index.forget(slot)
+                expired += found
+                if not found:
                     break
-                self._state.order.withdraw(slot)
-                self._state.index.forget(slot)
-                expired.append(slot)
             self._counts.expired_blocks += len(expired)
         self._state.erase_and_free(expired)
 
@@ -185,7 +186,11 @@ class SlotTable:
             part = slice(start, start + SLICE)
             with self._state.lock:
                 new = self._state.index.insert_many(names[part], slots[part], depths=depths[part], now=now)
-                self._state.order.offer_many(slots[part][new])
+                self._state.order.enter_many(
+                    slots[part][new],
+                    [name for name, is_new in zip(names[part], new, strict=True) if is_new],
+                    depths[part][new],
+                )
                 self._counts.reattached_blocks += int(new.sum())
             self._state.erase_and_free(slots[part][~new].tolist())
 
@@ -196,7 +201,7 @@ class SlotTable:
             with self._state.lock:
                 for slot in part:
                     self._state.index.touch(slot, now=now)
-                    self._state.order.offer_first(slot)
+                    self._state.order.enter_first(slot)
                 self._counts.unreadable_blocks += len(part)
 
     def add_others(self, blocks: Sequence[tuple[BlockHash, int]]) -> None:
@@ -220,6 +225,7 @@ class SlotTable:
             "cache_resident_blocks": float(len(self._state.index)),
             "cache_foreign_blocks": float(len(self._state.others)),
             "cache_pins": float(self._state.index.pinned),
+            **self._state.order.gauges(),
         }
 
     def close(self) -> None:
@@ -261,11 +267,10 @@ class SlotTable:
                     if slot is None or self._state.index.last_used(slot) <= now - self._ttl_s:
                         continue
                     if slot in self._state.order:
-                        self._state.order.withdraw(slot)
-                        self._state.order.offer(slot)
+                        self._state.order.renew(slot)
                         self._state.index.touch(slot, now=now)
 
-    def _try_reserve(self, hashes: Sequence[BlockHash], index: int) -> int:
+    def _try_reserve(self, hashes: Sequence[BlockHash], index: int, *, refreshed: bool = False) -> int:
         with self._state.lock:
             name = hashes[index]
             if self._state.exists(name):
@@ -273,26 +278,37 @@ class SlotTable:
             if not self._state.index.has_free():
                 if self._state.held_elsewhere(name):
                     return _EXISTS
-                if refusal := self._evict_for(hashes, index):
+                if refusal := self._evict_for(hashes, index, refreshed=refreshed):
                     return refusal
             return self._state.index.reserve(name)
 
     # Below: the lock is held.
 
-    def _evict_for(self, hashes: Sequence[BlockHash], index: int) -> int:
+    def _evict_for(self, hashes: Sequence[BlockHash], index: int, *, refreshed: bool) -> int:
         """Free one slot for block `index`: 0, or why not."""
-        victim = self._state.order.victim()
+        order = self._state.order
+        name, parent = hashes[index], hashes[index - 1] if index else None
+        if parent is not None and not self._present(parent):
+            order.decline(name, depth=index)
+            return _FULL  # a block whose parent is missing cannot be found: nothing goes for its sake
+        before = self._state.index.find(parent) if parent is not None else None
+        if not order.admits(name, depth=index, parent=before):
+            self._counts.declined_blocks += 1
+            return _DECLINED
+        victim = order.victim()
+        if victim is not None and self._is_before(victim, hashes, index):
+            if not refreshed:
+                return _OWN_CHAIN
+            victim = next((slot for slot in order.oldest() if not self._is_before(slot, hashes, index)), None)
         if victim is None:
             return _FULL
-        parent = hashes[index - 1] if index else None
-        if parent is not None and not self._present(parent):
-            return _FULL  # a block whose parent is missing cannot be found: nothing goes for its sake
-        depth, name = self._state.index.depth(victim), self._state.index.name(victim)
-        if name is not None and depth < index and hashes[depth] == name:
-            return _OWN_CHAIN
-        self._state.drop(victim)
-        self._counts.evicted_blocks += 1
+        self._state.evict(victim)
         return 0
+
+    def _is_before(self, slot: int, hashes: Sequence[BlockHash], index: int) -> bool:
+        """True if the slot holds a block of the chain before `index`."""
+        depth, name = self._state.index.depth(slot), self._state.index.name(slot)
+        return name is not None and depth < index and hashes[depth] == name
 
     def _present(self, name: BlockHash) -> bool:
         known = self._state.index.find(name) is not None or self._state.index.is_reserved(name)

@@ -47,12 +47,31 @@ class EvictionPolicy(Protocol):
         """`slot` was used and may go again."""
         ...
 
+    def renew(self, slot: int) -> None:
+        """`slot` may go and is as if it had been used just now, but was not."""
+        ...
+
     def release_first(self, slot: int) -> None:
         """`slot` may go again, and does so before everything else."""
         ...
 
+    def admits(self, name: BlockHash, *, depth: int, parent: int | None) -> bool:
+        """True if a block is worth what must go for it. False: it is remembered, and not to be written.
+
+        Asked only when there is no room, and only for blocks that can be computed again.
+        """
+        ...
+
+    def decline(self, name: BlockHash, *, depth: int) -> None:
+        """A block was seen and is not written, because the one before it was not."""
+        ...
+
     def victim(self) -> int | None:
         """The slot that should go next; nothing changes. None if none may go."""
+        ...
+
+    def oldest(self) -> list[int]:
+        """Slots that may go and were not used for long; whatever was not used for longest is among them."""
         ...
 
     def evict(self, slot: int) -> None:
@@ -63,8 +82,12 @@ class EvictionPolicy(Protocol):
         """`slot`, pinned or not, goes for another reason, and is not remembered."""
         ...
 
+    def seen(self, slot: int) -> int:
+        """How often the block in `slot` was seen, made or used, as far as anybody remembers: 1 … 255."""
+        ...
+
     def uses(self, name: BlockHash) -> int:
-        """How often a block was seen, made or used, as far as anybody remembers: 0 … 255."""
+        """The same of a block that was evicted; 0 if nobody remembers it."""
         ...
 
     def gauges(self) -> dict[str, float]:

@@ -29,6 +29,8 @@ class PolicyCache:
         for depth in range(len(hit), len(names)):
             parent = self._insert(names, depth, parent)
             if parent is None:
+                for refused in range(depth + 1, len(names)):
+                    self.policy.decline(names[refused], depth=refused)
                 break
         return len(hit)
 
@@ -48,8 +50,10 @@ class PolicyCache:
         slot = self._slots.get(name)
         if slot is not None:
             return slot  # left behind a gap that is now closed
-        if not self._free and not self._evict_for(names, depth):
-            return None
+        if not self._free:
+            admitted = self.policy.admits(name, depth=depth, parent=parent)
+            if not admitted or not self._evict_for(names, depth):
+                return None
         slot = self._free.pop()
         self._slots[name] = slot
         self._names[slot] = name
@@ -59,12 +63,14 @@ class PolicyCache:
     def _evict_for(self, names: Sequence[BlockHash], depth: int) -> bool:
         """Free one slot for block `depth`; False if it would go at the cost of its own chain."""
         victim = self.policy.victim()
+        before = names[:depth]
+        if victim is not None and self._names[victim] in before:
+            victim = next((slot for slot in self.policy.oldest() if self._names[slot] not in before), None)
         if victim is None:
             return False
-        name = self._names[victim]
-        if name is None or name in names[:depth]:
-            return False
         self.policy.evict(victim)
+        name = self._names[victim]
+        assert name is not None, "what may go has a name"
         del self._slots[name]
         self._names[victim] = None
         self._free.append(victim)

@@ -96,6 +96,6 @@ def test_a_lost_slot_is_noticed() -> None:
     arena = Bytes(slots=2)
     arrive(arena, 3)
     arena.table._state.index.forget(0)
-    arena.table._state.order.withdraw(0)
+    arena.table._state.order.pin(0)
     with pytest.raises(AssertionError, match="lost"):
         arena.table.check_integrity(range(2))
