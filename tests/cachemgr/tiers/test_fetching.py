@@ -74,6 +74,7 @@ def test_what_is_missing_comes_and_nothing_else() -> None:
     async def work() -> None:
         rig = Rig(tier := redis(), store=StoreDouble([CHAIN[0], CHAIN[5]]))
         await rig.fetch()
+        await settle()
         assert rig.store.run(CHAIN) == 32
         assert tier.gets == [[at for at in range(32) if at not in (0, 5)]]
         assert rig.came == [("redis", tier.gets[0])]
@@ -196,6 +197,7 @@ def test_a_tier_that_raises_is_passed_by(caplog: pytest.LogCaptureFixture) -> No
         rig = Rig(tier := redis(), lmdb())
         tier.raises = True
         await rig.fetch()
+        await settle()
         assert rig.store.run(CHAIN) == 32
         assert rig.forgotten()
 

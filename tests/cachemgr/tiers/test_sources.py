@@ -110,6 +110,7 @@ def test_figures_are_by_tier() -> None:
     async def work() -> None:
         beyond = sources(NodeDouble(), TierDouble("redis", CHAIN))
         await beyond.fetch(StoreDouble(), CHAIN, deadline=clock() + 7, block_s=None)
+        await asyncio.sleep(0.01)
         figures = beyond.counters()
         assert set(figures) == {"peer", "redis"}
         assert figures["peer"]["cluster_fetches_total"] == 3
