@@ -83,8 +83,10 @@ class Batches:
         shelf.used(known)
         shelf.use_noted()
         held = self._hold(fresh)
-        count = len(held)
+        count = 0
         try:
+            held = self._admitted(held)
+            count = len(held)
             self._widen(held)
             removed = self._remove_wrong()
             if held:
@@ -115,6 +117,24 @@ class Batches:
             held += [_Held(store, shard, key(shard.address.hash)) for shard in shards]
             self._counts.put_gone += len(names) - len(shards)
         return held
+
+    def _admitted(self, held: list[_Held]) -> list[_Held]:
+        """Where there is no room left: those that the policy takes to be worth what goes for them."""
+        need = sum(disk_nbytes(one.store.payload_nbytes) for one in held)
+        if self.used_nbytes + need <= self._room():
+            return held
+        rows = self._shelf.rows
+        refused: dict[BlockHash, _Held] = {}
+        for one in held:
+            row, parent = _row(one, 0)
+            if parent in refused:
+                rows.policy.decline(row.key, depth=row.depth)
+                refused[one.key] = one
+            elif not rows.policy.admits(row.key, depth=row.depth, parent=rows.number(parent)):
+                refused[one.key] = one
+        self._counts.put_declined += len(refused)
+        _let_go(list(refused.values()))
+        return [one for one in held if one.key not in refused]
 
     def _widen(self, held: Sequence[_Held]) -> None:
         """Have rows for these, twice as many each time, up to what blocks of this size fit the bound."""

@@ -25,6 +25,8 @@ class LmdbCounts:
     """Offered and kept already: they count as used."""
     put_dropped: int = 0
     """Found the queue full, were in a batch that failed, or waited when it closed."""
+    put_declined: int = 0
+    """Not worth what would have gone for them, says the policy."""
     put_gone: int = 0
     """Left the host tier before their turn."""
     put_not_writer: int = 0

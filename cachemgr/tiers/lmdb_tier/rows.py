@@ -64,6 +64,10 @@ class Rows:
     def __contains__(self, key: bytes) -> bool:
         return key in self._rows
 
+    def number(self, key: bytes) -> int | None:
+        """The row of a block."""
+        return self._rows.get(key)
+
     def leading(self, keys: Iterable[bytes]) -> int:
         """How many of `keys`, from the first, are kept."""
         return sum(1 for _ in itertools.takewhile(self._rows.__contains__, keys))

@@ -197,6 +197,9 @@ class LmdbShelf:
             self._open_database(writer)
         if writer:
             self._load()
+            log.info(
+                "lmdb: %s is written by this process: %d blocks found", self._folder.path, len(self.rows)
+            )
         self.write_succeeded()
 
     def _prepare(self) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cachemgr import BlockHash
+from cachemgr.eviction import AdaptivePolicy
 from cachemgr.tiers.lmdb_tier.tier import LmdbTier
 from tests.cachemgr.host import Host
 from tests.cachemgr.node import Node, open_node
@@ -17,12 +18,17 @@ CHAIN = 8
 """Blocks: 2 MiB."""
 
 
+def settled(tier: LmdbTier) -> int:
+    """Blocks that were written, or not."""
+    return sum(count(tier, f"put_{end}_total") for end in ("blocks", "dropped", "declined"))
+
+
 async def put(tier: LmdbTier, node: Node, seed: int) -> None:
     """Write a chain, and let go of it."""
-    ended = count(tier, "put_blocks_total") + count(tier, "put_dropped_total") + CHAIN
+    ended = settled(tier) + CHAIN
     names = chain_of(node, CHAIN, block_format=WIDE, seed=seed)
     tier.put(node.store, addresses(names))
-    await eventually(lambda: count(tier, "put_blocks_total") + count(tier, "put_dropped_total") >= ended)
+    await eventually(lambda: settled(tier) >= ended)
     node.store.drop(names)
 
 
@@ -78,6 +84,26 @@ def test_what_is_used_outlives_what_is_not(host: Host, folder: Path) -> None:
                 await put(tier, near, seed)
                 assert await kept(tier, far, 0) == CHAIN
             assert await kept(tier, far, 1) == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_not_worth_what_would_go_for_it_is_declined(
+    host: Host, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        near, far = (open_node(host, name, blocks=64, block_format=WIDE) for name in ("near", "far"))
+        async with opened(folder) as tier:
+            for seed in range(8):
+                await put(tier, near, seed)
+            before = count(tier, "entries")
+            monkeypatch.setattr(AdaptivePolicy, "admits", lambda policy, name, depth, parent: False)
+            await put(tier, near, 8)
+            assert count(tier, "put_declined_total") == CHAIN
+            assert count(tier, "entries") == before
+            monkeypatch.undo()
+            await put(tier, near, 9)
+            assert await kept(tier, far, 9) == CHAIN
 
     asyncio.run(run())
 
