@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-HALF_LIFE_S = 5.0
+HALF_LIFE_S = 2.0
 """In so much time, half of what a tier was slower than the first guess is forgiven."""
 
 _KEPT = 9

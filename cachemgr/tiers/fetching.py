@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 PEER = "peer"
 
+_TRY_AGAIN = 100
+"""So often another tier is chosen before one is tried again: it may have become the quicker one."""
+
 
 class PeerBlocks(Protocol):
     """Other nodes."""
@@ -61,6 +64,8 @@ class TieredFetch:
         self._clock = clock
         self._costs = FetchCosts(clock=clock)
         self._counts = {name: FetchCounts() for name in (PEER, *(tier.name for tier in tiers))}
+        self._passed = dict.fromkeys(self._counts, 0)
+        """How often each had blocks and another one was chosen, since it was."""
         self._tasks = StoreTasks()
         self._flights = Flights(self._tasks, clock=clock, came=came)
         self._asking = Asking(self._tasks, clock=clock, costs=self._costs, counts=self._counts)
@@ -250,18 +255,33 @@ class TieredFetch:
         has = [sum(block.index < prompt.reach[tier.name].end for block in wanted) for tier in tiers]
         costs = [self._cost(prompt, tier.name) for tier in tiers]
         block_s = prompt.allowance.block_s
-        measured = plan(_supplies([cost.measured for cost in costs], has), ends, block_s=block_s)
-        chosen = plan(_supplies([cost.expected for cost in costs], has), ends, block_s=block_s)
         for tier, blocks, cost in zip(tiers, has, costs, strict=True):
-            prompt.said.append(f"{tier.name} has {blocks} in {1e3 * cost.expected.fetch_s(blocks):.1f} ms")
+            prompt.said.append(f"{tier.name} has {blocks} in {1e3 * cost.measured.fetch_s(blocks):.1f} ms")
+        chosen = plan(_supplies([cost.measured for cost in costs], has), ends, block_s=block_s)
+        value = Worth.PAYS if chosen.steps else Worth.TRIAL
+        if not chosen.steps:
+            chosen = plan(_supplies([cost.expected for cost in costs], has), ends, block_s=block_s)
         if not chosen.steps:
             for tier in tiers:
                 self._decline(prompt, tier.name, "computing is quicker")
             return False
         at, blocks = chosen.steps[0]
-        value = Worth.PAYS if measured.steps and measured.steps[0][0] == at else Worth.TRIAL
+        other = self._passed_over([tier.name for tier in tiers], chosen=at)
+        if other is not None and has[other] >= blocks:
+            at, value = other, Worth.TRIAL
         await self._fetch(prompt, tiers[at], wanted[:blocks], value=value)
         return True
+
+    def _passed_over(self, names: Sequence[str], *, chosen: int) -> int | None:
+        """One that was passed over so often that it is to be tried again in place of the chosen one."""
+        self._passed[names[chosen]] = 0
+        for at, name in enumerate(names):
+            if at != chosen:
+                self._passed[name] += 1
+                if self._passed[name] >= _TRY_AGAIN:
+                    self._passed[name] = 0
+                    return at
+        return None
 
     async def _fetch(
         self, prompt: Prompt, tier: LowerTier, blocks: Sequence[BlockAddress], *, value: Worth

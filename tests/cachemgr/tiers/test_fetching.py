@@ -121,6 +121,25 @@ def test_the_cheaper_tier_is_taken_once_both_are_known() -> None:
     simulate(work)
 
 
+def test_the_slower_tier_is_tried_now_and_then() -> None:
+    async def work() -> None:
+        first, second = redis(block_s=0.004), lmdb(block_s=0.002)
+        rig = Rig(first, second)
+        for _ in range(250):
+            rig.store.here.clear()
+            await rig.fetch()
+            assert rig.store.run(CHAIN) == 32
+            await asyncio.sleep(10)
+        assert 3 <= len(first.gets) <= 8
+        first.block_s = 0.0001
+        for _ in range(800):
+            rig.store.here.clear()
+            await rig.fetch()
+        assert len(first.gets) > 200
+
+    simulate(work)
+
+
 def test_of_equals_the_first_is_taken() -> None:
     async def work() -> None:
         rig = Rig(first := redis(), second := lmdb())
@@ -305,7 +324,7 @@ def test_what_came_before_the_cut_stays() -> None:
 
 def test_nothing_is_fetched_behind_a_block_that_hangs() -> None:
     async def work() -> None:
-        hanging, other = TierDouble("redis", CHAIN), TierDouble("lmdb", CHAIN, ask_s=0.001, block_s=0.005)
+        hanging, other = TierDouble("redis", CHAIN), TierDouble("lmdb", CHAIN[3:], ask_s=0.001)
         rig = Rig(hanging, other)
         for _ in range(9):  # so slow that it is only tried now and then
             rig.fetching._costs.of("redis", NBYTES).silent(0.5)

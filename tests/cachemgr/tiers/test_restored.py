@@ -33,7 +33,7 @@ class Below:
             closing(
                 open_beyond(
                     settings,
-                    redis=RedisTierSettings(url=redis.url, admit_seen=1) if redis is not None else None,
+                    redis=_in_redis(redis.url) if redis is not None else None,
                     lmdb=LmdbTierSettings(path=str(lmdb), batch_s=0.05) if lmdb is not None else None,
                 )
             )
@@ -66,6 +66,10 @@ class Below:
         lease.release()
         assert got == {at: payload_of(hashes[at]).tobytes() for at in range(usable)}
         return usable
+
+
+def _in_redis(url: str) -> RedisTierSettings:
+    return RedisTierSettings(url=url, admit_seen=1, call_s=0.5, breaker_s=0.2)
 
 
 @pytest.fixture
@@ -110,6 +114,22 @@ def test_what_came_from_the_disk_goes_up(
     wait_until(lambda: below.brought(hashes) == BLOCKS)
     assert below.figure("redis", "tier_fetched_blocks_total") == 0
     wait_until(lambda: below.figure("redis", "tier_offered_blocks_total") >= 2 * BLOCKS)
+
+
+def test_a_redis_that_stands_still_is_a_miss_and_used_again_unaided(
+    host: Host,
+    stack: ExitStack,
+    redis_server: RedisServer,  # noqa: F811
+) -> None:
+    below = Below(host, stack, redis=redis_server)
+    hashes = chain(below.cache, BLOCKS)
+    fill(below.cache, hashes)
+    wait_until(lambda: below.figure("redis", "tier_put_blocks_total") >= BLOCKS)
+    below.lose(hashes)
+    redis_server.pause()
+    assert [below.brought(hashes, block_s=0.01) for _ in range(5)] == [0] * 5
+    redis_server.resume()
+    wait_until(lambda: below.brought(hashes, block_s=0.01) == BLOCKS)
 
 
 def test_a_disk_keeps_them_for_the_next_process(host: Host, tmp_path: Path, stack: ExitStack) -> None:
