@@ -47,7 +47,7 @@ class _Held:
 
 
 class Batches:
-    """Writes one after another. `used_nbytes`: of the file, by blocks and the tree over them."""
+    """Writes one after another."""
 
     def __init__(
         self,
@@ -58,7 +58,6 @@ class Batches:
         retry_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self.used_nbytes = 0
         self._shelf = shelf
         self._counts = counts
         self.batch_nbytes = min(batch_nbytes, shelf.bound // 16)
@@ -121,7 +120,7 @@ class Batches:
     def _admitted(self, held: list[_Held]) -> list[_Held]:
         """Where there is no room left: those that the policy takes to be worth what goes for them."""
         need = sum(disk_nbytes(one.store.payload_nbytes) for one in held)
-        if self.used_nbytes + need <= self._room():
+        if self._shelf.used_nbytes + need <= self._room():
             return held
         rows = self._shelf.rows
         refused: dict[BlockHash, _Held] = {}
@@ -190,14 +189,14 @@ class Batches:
                 gone = self._evict(change, need, rows=len(held), most=_MOST_GONE + 2 * len(held))
                 _put(change, held, stamp)
                 change.turn(_BALLAST_NBYTES)
-                self.used_nbytes = change.used_nbytes()
+                used_nbytes = change.used_nbytes()
                 _let_go(held)
                 released()
                 change.commit()
         except BaseException:
             shelf.rows.restore(gone)
             raise
-        shelf.stamp = stamp
+        shelf.stamp, shelf.used_nbytes = stamp, used_nbytes
         self._counts.evicted_blocks += len(gone)
         self._counts.put_blocks += len(written)
         for row, parent in written:

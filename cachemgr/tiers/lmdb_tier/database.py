@@ -49,6 +49,12 @@ def _our_errors() -> Iterator[None]:
         raise LmdbTrouble(str(error)) from error
 
 
+def _used_nbytes(txn: "lmdb.Transaction[Any]", databases: Sequence[Any]) -> int:
+    sizes = [txn.stat(database) for database in databases]
+    pages = sum(size["branch_pages"] + size["leaf_pages"] + size["overflow_pages"] for size in sizes)
+    return pages * PAGE_NBYTES
+
+
 class Snapshot:
     """A read transaction: what it gives is valid until it ends."""
 
@@ -65,6 +71,10 @@ class Snapshot:
     def piece(self, key: bytes, number: int) -> memoryview | None:
         """A view of part of a payload in the map, at any alignment."""
         return self._txn.get(piece_key(key, number), db=self._pieces)
+
+    def used_nbytes(self) -> int:
+        """See Change."""
+        return _used_nbytes(self._txn, (self._blocks, self._pieces))
 
     def records(self) -> tuple[list[bytes], list[bytes]]:
         """All keys, and the record of each. Touches no payload."""
@@ -89,9 +99,7 @@ class Change:
     def used_nbytes(self) -> int:
         """Bytes of the pages that hold something, without what LMDB notes of free ones."""
         with _our_errors():
-            sizes = (self._txn.stat(self._blocks), self._txn.stat(self._pieces))
-        pages = sum(size["branch_pages"] + size["leaf_pages"] + size["overflow_pages"] for size in sizes)
-        return pages * PAGE_NBYTES
+            return _used_nbytes(self._txn, (self._blocks, self._pieces))
 
     def record(self, key: bytes) -> bytes | None:
         """The record of a block."""

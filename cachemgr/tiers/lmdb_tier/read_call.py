@@ -87,6 +87,8 @@ class ReadCall:
                 self._arrived(nbytes)
 
     def _end(self) -> None:
-        self._deliver()
-        if not self.ended.done():
-            self.ended.set_result(None)
+        try:
+            self._deliver()
+        finally:
+            if not self.ended.done():
+                self.ended.set_result(None)

@@ -53,6 +53,8 @@ class LmdbShelf:
         self.stamp = 0
         """The last one given."""
         self.map_nbytes = 0
+        self.used_nbytes = 0
+        """Of the file, by blocks and the tree over them."""
         self.bound = (settings.max_bytes - _OTHER_FILES_NBYTES) // PAGE_NBYTES * PAGE_NBYTES
         """Of the file of blocks."""
         self._settings = settings
@@ -142,6 +144,7 @@ class LmdbShelf:
         """What there is now. Any thread."""
         return {
             "entries": float(len(self.rows)),
+            "bytes": float(self.used_nbytes if self._writer else 0),
             "map_bytes": float(self.map_nbytes),
             "writer": float(self.writes),
         }
@@ -229,6 +232,7 @@ class LmdbShelf:
         assert self.database is not None
         with self.database.snapshot() as snapshot:
             keys, records = snapshot.records()
+            self.used_nbytes = snapshot.used_nbytes()
         self.rows, self.stamp = Rows.found(keys, records, bound=self.bound)
 
     def _shut(self) -> None:

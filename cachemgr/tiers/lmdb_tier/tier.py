@@ -119,7 +119,6 @@ class LmdbTier:
         return {
             **self._counts.totals(),
             **self._shelf.gauges(),
-            "bytes": float(self._writer.batches.used_nbytes if self._shelf.writes else 0),
             "queue_blocks": float(self._writer.waiting),
             "usable": float(self.usable),
         }
