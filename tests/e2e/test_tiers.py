@@ -315,6 +315,7 @@ def test_a_server_killed_while_it_writes_to_its_disk_finds_right_blocks_there(se
     disk = servers.disk
     [(topic, expected)] = uncached(disk, TOPICS[:1]).items()
     servers.redis.kill()
+    data, pid = servers.lmdb / "blocks" / "data.mdb", stub_of(disk, MODEL)
     batches = below(disk, "batches_total", tier="lmdb")
     asked: list[str] = []
     stop_asking = threading.Event()
@@ -329,7 +330,9 @@ def test_a_server_killed_while_it_writes_to_its_disk_finds_right_blocks_there(se
     asker.start()
     try:
         wait_until(lambda: below(disk, "batches_total", tier="lmdb") > batches + 2)
-        os.kill(stub_of(disk, MODEL), signal.SIGKILL)
+        written = os.stat(data).st_mtime_ns
+        wait_until(lambda: os.stat(data).st_mtime_ns != written)  # a transaction is being written
+        os.kill(pid, signal.SIGKILL)
     finally:
         stop_asking.set()
         for arena in disk.home.arenas():
