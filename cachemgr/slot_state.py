@@ -115,7 +115,7 @@ class SlotState:
 
     def evict(self, slot: int) -> None:
         """Free an evictable slot to make room: it is the next one reserved; its bytes stay."""
-        self.order.evict(slot)
+        self.order.evict(slot, self.index.name(slot))
         self.index.free(slot)
         self.counts.evicted_blocks += 1
 

@@ -5,7 +5,7 @@ How a cache uses it, all under one lock:
     policy.enter(slot, name, depth=…, parent=…, cheap=…)    a block was written; chains from the front
     policy.pin(slot)        … release(slot)                 it is used; deepest first when let go
     victim = policy.victim()                                no slot is free: this one may go …
-    policy.evict(victim)                                    … and does
+    policy.evict(victim, name)                              … and does
     policy.forget(slot)                                     it goes otherwise: expired, corrupt, moved
 
 `PolicyCache` in replay.py is the smallest such cache; `tensorcache simulate` replays traces through it.

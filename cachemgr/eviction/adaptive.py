@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from cachemgr.contract import BlockHash
 from cachemgr.eviction.class_lists import ClassLists
-from cachemgr.eviction.classes import BRANCH, CLASSES, LEFT_BEHIND, MOST_SEEN, OF_COUNT, ROOT, class_of_new
+from cachemgr.eviction.classes import BRANCH, CLASSES, LEFT_BEHIND, MOST_SEEN, OF_COUNT, ROOT, class_after
 from cachemgr.eviction.families import Families
 from cachemgr.eviction.ghosts import Ghost, Ghosts
 from cachemgr.eviction.odds import AGES, Odds
@@ -38,31 +38,31 @@ _STAYS_WITH = 16
 _LEARN_EVERY = 512
 _SHORTEST_EPOCH = 64
 _LOW = 0xFFFFFFFF
+_LEADS, _LIST = 0x80, 0x1F
+OF_LIST = [*range(CLASSES), *range(CLASSES), LEFT_BEHIND]
+"""The class of each list."""
 _DEEPEST_WALK = 256
 _MOVED_AT_ONCE = 32
 
 
 class AdaptivePolicy:
-    """An EvictionPolicy for slots 0 … capacity − 1; about 46 bytes each, ghosts included."""
+    """An EvictionPolicy for slots 0 … capacity − 1; about 37 bytes each, ghosts included."""
 
     def __init__(self, capacity: int) -> None:
         self._lists = ClassLists(capacity, _UNREADABLE + 1)
         self._families = Families(capacity)
-        self._ghosts = Ghosts(capacity)
+        self._ghosts = Ghosts(capacity // 2)
         self._odds = Odds()
         self._used_column = np.zeros(capacity, np.uint32)
-        self._kinds_column = np.zeros(capacity, np.uint8)
+        self._state_column = np.zeros(capacity, np.uint8)
         self._counts_column = np.zeros(capacity, np.uint8)
-        self._marks_column = np.zeros(capacity, np.uint32)
         self._used = self._used_column.data
         """The number of a slot's last use, its low 32 bits."""
-        self._kinds = self._kinds_column.data
+        self._state = self._state_column.data
+        """The list of a slot, and _LEADS if its block is the first of a group."""
         self._counts = self._counts_column.data
-        self._marks = self._marks_column.data
-        """Fingerprint of the first block of a group; 0 for all others."""
         self._gone_after = np.zeros(capacity, np.uint8).data
         """So many blocks of its group after this one were here and are gone."""
-        self._cheap = np.zeros(capacity, np.bool_).data
         self._epoch = 0
         self._epoch_length = max(_SHORTEST_EPOCH, capacity // 8)
         self._uses = 0
@@ -78,43 +78,40 @@ class AdaptivePolicy:
         self, slot: int, name: BlockHash, *, depth: int, parent: int | None, cheap: bool = False
     ) -> None:
         """See EvictionPolicy."""
-        self._uses += 1
-        if self._uses >= self._next_stop:
+        self._uses = uses = self._uses + 1
+        if uses >= self._next_stop:
             self._stop()
-        mark = 0
+        families, state = self._families, self._state
         count = 1
-        if _leads(depth):
-            mark = _mark(name)
-            ghost = self._ghosts.take(mark)
-            if ghost is not None:
-                count = min(ghost.count + 1, MOST_SEEN)
-                self._gone_after[slot] = ghost.followers
-                self._odds.end(ghost.kind, ghost.epoch, returned=True)
+        leads = depth % _GROUP == 1 or not depth
+        if leads:
+            count = self._come_back(slot, name)
         elif parent is not None and self._gone_after[parent]:
             self._gone_after[slot] = self._gone_after[parent] - 1
             count = max(2, self._counts[parent])
-        kind = self._kind_of_new(count, depth=depth, parent=parent)
+        if count > 1:
+            kind = OF_COUNT[count]
+        elif parent is None:
+            kind = BRANCH if depth else ROOT
+        else:
+            kind = class_after(OF_LIST[state[parent] & _LIST], self._counts[parent])
         if parent is not None:
-            elder = self._families.child[parent]
+            elder = families.child[parent]
             if elder != -1:
                 self._leave_behind(elder, parent)
-            self._families.join(slot, parent)
+            families.join(slot, parent)
         self._admitted = slot
-        self._kinds[slot] = kind
         self._counts[slot] = count
-        self._used[slot] = self._uses & _LOW
-        self._marks[slot] = mark
-        if mark:
+        self._used[slot] = uses & _LOW
+        which = kind + CLASSES if cheap else kind
+        if leads:
             self._odds.begin(kind, self._epoch)
-        which = kind
-        if cheap:
-            self._cheap[slot] = True
-            which += CLASSES
-        older = self._lists.older
-        newer = self._lists.newer
-        if parent is None or newer[parent] == -1 or self._list_of(parent) != which:
-            before = self._lists.first_sentinel + which
+            state[slot] = which | _LEADS
         else:
+            state[slot] = which
+        older, newer = self._lists.older, self._lists.newer
+        before = self._lists.first_sentinel + which
+        if parent is not None and state[parent] & _LIST == which and newer[parent] != -1:
             before = parent
         after = older[before]
         older[slot], newer[slot] = after, before
@@ -125,15 +122,15 @@ class AdaptivePolicy:
     ) -> None:
         """See EvictionPolicy. Their order is all that is known of them: they are no family."""
         if len(slots):
-            self._kinds_column[slots] = ROOT
+            self._state_column[slots] = ROOT
             self._counts_column[slots] = 1
             self._used_column[slots] = self._uses & _LOW
-            self._marks_column[slots] = 0
             self._lists.append_many(slots, ROOT)
 
     def enter_first(self, slot: int) -> None:
         """See EvictionPolicy."""
-        self._counts[slot] = self._kinds[slot] = self._marks[slot] = 0
+        self._counts[slot] = 0
+        self._state[slot] = _UNREADABLE
         self._lists.append(slot, _UNREADABLE)
 
     def pin(self, slot: int) -> None:
@@ -142,37 +139,45 @@ class AdaptivePolicy:
 
     def release(self, slot: int) -> None:
         """See EvictionPolicy."""
-        self._uses += 1
-        if self._uses >= self._next_stop:
+        self._uses = uses = self._uses + 1
+        if uses >= self._next_stop:
             self._stop()
-        count = self._counts[slot]
+        counts, state = self._counts, self._state
+        count = counts[slot]
         if count < MOST_SEEN:
             count += 1
-            self._counts[slot] = count
-        kind = OF_COUNT[count]
-        if self._marks[slot]:
-            self._odds.end(self._kinds[slot], self._epoch_of(slot), returned=True)
+            counts[slot] = count
+        which = kind = OF_COUNT[count]
+        before = state[slot]
+        if before & _LIST >= CLASSES:
+            which += CLASSES
+        if before & _LEADS:
+            self._odds.end(OF_LIST[before & _LIST], self._epoch_of(slot), returned=True)
             self._odds.begin(kind, self._epoch)
-        self._kinds[slot] = kind
-        self._used[slot] = self._uses & _LOW
-        parent = self._families.parent[slot]
-        if parent != -1 and self._families.child[parent] != slot:
-            self._leave_behind(self._families.child[parent], parent)
-            self._families.favour(slot, parent)
-        lists = self._lists
-        sentinel = lists.first_sentinel + (kind + CLASSES if self._cheap[slot] else kind)
-        after = lists.older[sentinel]
-        lists.older[slot], lists.newer[slot] = after, sentinel
-        lists.newer[after] = lists.older[sentinel] = slot
+            state[slot] = which | _LEADS
+        else:
+            state[slot] = which
+        self._used[slot] = uses & _LOW
+        families = self._families
+        parent = families.parent[slot]
+        if parent != -1 and families.child[parent] != slot:
+            self._leave_behind(families.child[parent], parent)
+            families.favour(slot, parent)
+        older, newer = self._lists.older, self._lists.newer
+        sentinel = self._lists.first_sentinel + which
+        after = older[sentinel]
+        older[slot], newer[slot] = after, sentinel
+        newer[after] = older[sentinel] = slot
 
     def renew(self, slot: int) -> None:
         """See EvictionPolicy."""
-        if self._marks[slot]:
-            self._odds.end(self._kinds[slot], self._epoch_of(slot), returned=False)
-            self._odds.begin(self._kinds[slot], self._epoch)
+        which = self._state[slot] & _LIST
+        if self._state[slot] & _LEADS:
+            self._odds.end(OF_LIST[which], self._epoch_of(slot), returned=False)
+            self._odds.begin(OF_LIST[which], self._epoch)
         self._used[slot] = self._uses & _LOW
         self._lists.remove(slot)
-        self._lists.append(slot, self._list_of(slot))
+        self._lists.append(slot, which)
 
     def release_first(self, slot: int) -> None:
         """See EvictionPolicy."""
@@ -180,16 +185,20 @@ class AdaptivePolicy:
 
     def victim(self) -> int | None:
         """See EvictionPolicy."""
-        if not self._stays or self._lists.least_recent(self._current) is None:
-            self._choose()
+        lists = self._lists
+        slot = lists.newer[lists.first_sentinel + self._current]
+        if self._stays and slot < lists.first_sentinel and self._families.child[slot] == -1:
+            return slot
         for _ in range(_GROUP):
-            slot = self._lists.least_recent(self._current)
-            if slot is None:
+            if not self._stays or lists.least_recent(self._current) is None:
+                self._choose()
+            head = lists.least_recent(self._current)
+            if head is None:
                 return None
-            leaf = self._leaf(slot, self._current)
+            leaf = self._leaf(head, self._current)
             if leaf is not None:
                 return leaf
-            self._choose()
+            self._stays = 0
         return None
 
     def admits(self, name: BlockHash, *, depth: int, parent: int | None) -> bool:
@@ -201,8 +210,7 @@ class AdaptivePolicy:
         victim = self.victim() if self._odds.learned else None
         if victim is None:
             return True
-        ghost = self._ghosts.find(_mark(name)) if _leads(depth) else None
-        kind = self._kind_of_new(ghost.count + 1 if ghost else 1, depth=depth, parent=parent)
+        kind = self._kind_of_new(name, depth=depth, parent=parent)
         if self._odds.worth[kind][0] >= self._worth_now(victim, self._current):
             self._credit = _STAYS_WITH
             return True
@@ -226,30 +234,33 @@ class AdaptivePolicy:
         self._remember(mark, Ghost(self._epoch, kind, count, _GROUP - 1 if depth else 0))
         self._uses += _GROUP
 
-    def evict(self, slot: int) -> None:
+    def evict(self, slot: int, name: BlockHash | None) -> None:
         """See EvictionPolicy."""
-        self._lists.remove(slot)
-        self._stays -= self._stays > 0
-        mark, kind, count = self._marks[slot], self._kinds[slot], self._counts[slot]
-        epoch = self._epoch_of(slot) if mark else 0
+        older, newer = self._lists.older, self._lists.newer
+        after, before = newer[slot], older[slot]
+        newer[before], older[after] = after, before
+        newer[slot] = older[slot] = -1
+        if self._stays:
+            self._stays -= 1
         gone = self._gone_after[slot]
-        parent = self._families.leave(slot)
         self._gone_after[slot] = 0
-        self._cheap[slot] = False
-        if mark:
-            self._remember(mark, Ghost(epoch, kind, count, gone))
-        elif parent != -1:
-            self._gone_after[parent] = max(self._gone_after[parent], gone + 1)
+        parent = self._families.leave(slot)
+        state = self._state[slot]
+        if state & _LEADS and name is not None:
+            ghost = Ghost(self._epoch_of(slot), OF_LIST[state & _LIST], self._counts[slot], gone)
+            self._remember(_mark(name), ghost)
+        elif parent != -1 and gone >= self._gone_after[parent]:
+            self._gone_after[parent] = gone + 1
 
     def forget(self, slot: int) -> None:
         """See EvictionPolicy."""
         if slot in self._lists:
             self._lists.remove(slot)
-        if self._marks[slot]:
-            self._odds.end(self._kinds[slot], self._epoch_of(slot), returned=False)
+        state = self._state[slot]
+        if state & _LEADS:
+            self._odds.end(OF_LIST[state & _LIST], self._epoch_of(slot), returned=False)
         self._families.leave(slot)
-        self._gone_after[slot] = self._marks[slot] = 0
-        self._cheap[slot] = False
+        self._gone_after[slot] = 0
 
     def oldest(self) -> list[int]:
         """See EvictionPolicy."""
@@ -278,19 +289,31 @@ class AdaptivePolicy:
         if lost is not None:
             self._odds.end(lost.kind, lost.epoch, returned=False)
 
-    def _kind_of_new(self, count: int, *, depth: int, parent: int | None) -> int:
-        if count > 1:
-            return OF_COUNT[min(count, MOST_SEEN)]
-        if parent is None:
-            return class_of_new(depth=depth, parent_class=0, parent_count=0)
-        if self._gone_after[parent] and not _leads(depth):
+    def _come_back(self, slot: int, name: BlockHash) -> int:
+        """How often the first block of a group was seen, now included."""
+        ghost = self._ghosts.take(_mark(name))
+        if ghost is None:
+            return 1
+        self._gone_after[slot] = ghost.followers
+        self._odds.end(ghost.kind, ghost.epoch, returned=True)
+        return min(ghost.count + 1, MOST_SEEN)
+
+    def _kind_of_new(self, name: BlockHash, *, depth: int, parent: int | None) -> int:
+        """The class that a block would have if it entered now."""
+        if _leads(depth):
+            ghost = self._ghosts.find(_mark(name))
+            if ghost is not None:
+                return OF_COUNT[min(ghost.count + 1, MOST_SEEN)]
+        elif parent is not None and self._gone_after[parent]:
             return OF_COUNT[max(2, self._counts[parent])]
-        return class_of_new(depth=depth, parent_class=self._kinds[parent], parent_count=self._counts[parent])
+        if parent is None:
+            return BRANCH if depth else ROOT
+        return class_after(OF_LIST[self._state[parent] & _LIST], self._counts[parent])
 
     def _worth_now(self, slot: int, which: int) -> float:
         age = (self._uses - self._used[slot]) & _LOW
         if self._odds.learned:
-            worth = self._odds.worth[which % CLASSES][min(age // self._epoch_length, AGES - 1)]
+            worth = self._odds.worth[OF_LIST[which]][min(age // self._epoch_length, AGES - 1)]
         else:
             worth = 1 / (1 + age)
         return worth * _CHEAP_WORTH if which >= CLASSES else worth
@@ -317,22 +340,23 @@ class AdaptivePolicy:
         """
         if 2 * self._counts[branch] < self._counts[parent]:
             return
-        lists, kinds = self._lists, self._kinds
+        lists, state = self._lists, self._state
         for _ in range(_MOVED_AT_ONCE):
-            if branch == -1 or branch not in lists or kinds[branch] == LEFT_BEHIND:
+            if branch == -1 or branch not in lists:
                 return
-            epoch = self._epoch_of(branch)
-            if self._marks[branch]:
-                self._odds.end(kinds[branch], epoch, returned=False)
+            kind = OF_LIST[state[branch] & _LIST]
+            if kind == LEFT_BEHIND or state[branch] & _LIST == _UNREADABLE:
+                return
+            if state[branch] & _LEADS:
+                epoch = self._epoch_of(branch)
+                self._odds.end(kind, epoch, returned=False)
                 if self._epoch - epoch < AGES:
                     self._odds.begin(LEFT_BEHIND, epoch)
-            kinds[branch] = LEFT_BEHIND
+            which = LEFT_BEHIND + CLASSES if state[branch] & _LIST >= CLASSES else LEFT_BEHIND
+            state[branch] = which | (state[branch] & _LEADS)
             lists.remove(branch)
-            lists.prepend(branch, self._list_of(branch))
+            lists.prepend(branch, which)
             branch = self._families.child[branch]
-
-    def _list_of(self, slot: int) -> int:
-        return self._kinds[slot] + CLASSES if self._cheap[slot] else self._kinds[slot]
 
     def _choose(self) -> None:
         """The list whose head is worth least."""

@@ -27,10 +27,8 @@ OF_COUNT: Final = [0, 0] + [
 """Class of a block by how often it was seen, from 2 up."""
 
 
-def class_of_new(*, depth: int, parent_class: int, parent_count: int) -> int:
-    """The class of a block that was never seen before; `parent_count` 0: its parent is not here."""
-    if parent_count == 0:
-        return BRANCH if depth else ROOT
-    if parent_count == 1:
-        return TAIL if parent_class in (NEXT, TAIL) else parent_class or BRANCH
-    return NEXT if parent_count <= _FEW else BRANCH
+def class_after(parent_class: int, parent_count: int) -> int:
+    """The class of a block that was never seen before, by that of the block before it."""
+    if parent_count > 1:
+        return NEXT if parent_count <= _FEW else BRANCH
+    return TAIL if parent_class in (NEXT, TAIL) else parent_class or BRANCH

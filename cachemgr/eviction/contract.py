@@ -74,8 +74,8 @@ class EvictionPolicy(Protocol):
         """Slots that may go and were not used for long; whatever was not used for longest is among them."""
         ...
 
-    def evict(self, slot: int) -> None:
-        """`slot` goes to make room, and is remembered."""
+    def evict(self, slot: int, name: BlockHash | None) -> None:
+        """`slot` goes to make room, and its block is remembered by its name."""
         ...
 
     def forget(self, slot: int) -> None:

@@ -13,6 +13,7 @@ class PolicyCache:
         self.policy = AdaptivePolicy(capacity)
         self._slots: dict[BlockHash, int] = {}
         self._names: list[BlockHash | None] = [None] * capacity
+        self._depths = [0] * capacity
         self._free = list(range(capacity - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -50,28 +51,34 @@ class PolicyCache:
         slot = self._slots.get(name)
         if slot is not None:
             return slot  # left behind a gap that is now closed
-        if not self._free:
+        if self._free:
+            slot = self._free.pop()
+        else:
             admitted = self.policy.admits(name, depth=depth, parent=parent)
-            if not admitted or not self._evict_for(names, depth):
+            slot = self._evict_for(names, depth) if admitted else None
+            if slot is None:
                 return None
-        slot = self._free.pop()
         self._slots[name] = slot
         self._names[slot] = name
+        self._depths[slot] = depth
         self.policy.enter(slot, name, depth=depth, parent=parent)
         return slot
 
-    def _evict_for(self, names: Sequence[BlockHash], depth: int) -> bool:
-        """Free one slot for block `depth`; False if it would go at the cost of its own chain."""
+    def _evict_for(self, names: Sequence[BlockHash], depth: int) -> int | None:
+        """Free one slot for block `depth`, but never at the cost of its own chain."""
         victim = self.policy.victim()
-        before = names[:depth]
-        if victim is not None and self._names[victim] in before:
-            victim = next((slot for slot in self.policy.oldest() if self._names[slot] not in before), None)
+        if victim is not None and self._is_before(victim, names, depth):
+            others = (slot for slot in self.policy.oldest() if not self._is_before(slot, names, depth))
+            victim = next(others, None)
         if victim is None:
-            return False
-        self.policy.evict(victim)
+            return None
         name = self._names[victim]
         assert name is not None, "what may go has a name"
+        self.policy.evict(victim, name)
         del self._slots[name]
-        self._names[victim] = None
-        self._free.append(victim)
-        return True
+        return victim
+
+    def _is_before(self, slot: int, names: Sequence[BlockHash], depth: int) -> bool:
+        """True if `slot` holds a block of this chain before `depth`."""
+        at = self._depths[slot]
+        return at < depth and names[at] == self._names[slot]

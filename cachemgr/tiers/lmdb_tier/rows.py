@@ -120,7 +120,7 @@ class Rows:
             row = self.policy.victim()
             if row is None:
                 break
-            self.policy.evict(row)
+            self.policy.evict(row, self._keys[row])
             gone.append(self._take(row))
             freed += disk_nbytes(gone[-1].payload_nbytes)
         return gone
