@@ -21,7 +21,7 @@ from cachemgr.tiers.lmdb_tier.counts import LmdbCounts
 from cachemgr.tiers.lmdb_tier.database import Change, Database
 from cachemgr.tiers.lmdb_tier.errors import DiskIsFull, LmdbTrouble, MapIsFull
 from cachemgr.tiers.lmdb_tier.record import PIECE_NBYTES, STAMP_NBYTES, disk_nbytes, keys_of, piece_count
-from cachemgr.tiers.lmdb_tier.rows import Row, rows_for
+from cachemgr.tiers.lmdb_tier.rows import MANY_ROWS, Row, rows_for
 from cachemgr.tiers.lmdb_tier.shelf import LmdbShelf
 
 _MOST_GONE = 512
@@ -136,14 +136,14 @@ class Batches:
         return [one for one in held if one.key not in refused]
 
     def _widen(self, held: Sequence[_Held]) -> None:
-        """Have rows for these, twice as many each time, up to what blocks of this size fit the bound."""
+        """Have rows for these, in a table for as many blocks as fit the bound, or half way there."""
         rows = self._shelf.rows
-        if held and rows.free < len(held):
+        if held:
             smallest = min(one.store.payload_nbytes for one in held)
-            most = rows_for(self._shelf.bound, payload_nbytes=smallest)
-            wanted = max(min(2 * rows.capacity, most), len(held))
-            if wanted > rows.capacity:
-                self._shelf.rows = rows.widen(wanted)
+            double = 2 * rows.capacity if rows.free < len(held) else 0
+            wanted = rows_for(self._shelf.bound, payload_nbytes=smallest, enough=max(double, MANY_ROWS))
+            if max(wanted, len(held)) > rows.capacity:
+                self._shelf.rows = rows.widen(max(wanted, len(held)))
 
     def _remove_wrong(self) -> bool:
         wrong = self._shelf.take_wrong()

@@ -21,11 +21,13 @@ from cachemgr.eviction import AdaptivePolicy, EvictionPolicy
 from cachemgr.tiers.lmdb_tier.record import RECORD_DTYPE, disk_nbytes
 
 LEAST_ROWS, _MOST_ROWS = 1024, 8_000_000
+MANY_ROWS = 1 << 16
+"""Tables of up to so many rows are made at once: in a larger one the policy learns anew."""
 
 
-def rows_for(bound: int, *, payload_nbytes: int) -> int:
-    """The most rows of a table for blocks of this size in a file of `bound` bytes."""
-    return min(_MOST_ROWS, max(LEAST_ROWS, bound // disk_nbytes(payload_nbytes)))
+def rows_for(bound: int, *, payload_nbytes: int, enough: int) -> int:
+    """Rows of a table for blocks of this size in a file of `bound` bytes; no more than are enough for now."""
+    return min(_MOST_ROWS, enough, max(LEAST_ROWS, bound // disk_nbytes(payload_nbytes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class Rows:
         found = np.frombuffer(b"".join(records), RECORD_DTYPE)
         order = np.lexsort((-found["header"]["index"].astype(np.int64), found["stamp"]))
         smallest = int(found["header"]["length"].min(initial=1 << 30))
-        rows = cls(max(LEAST_ROWS, min(2 * len(keys), rows_for(bound, payload_nbytes=smallest)), len(keys)))
+        enough = max(2 * len(keys), MANY_ROWS)
+        rows = cls(max(len(keys), rows_for(bound, payload_nbytes=smallest, enough=enough)))
         rows._load([BlockHash(keys[at]) for at in order.tolist()], found[order])
         return rows, int(found["stamp"].max(initial=0))
 
