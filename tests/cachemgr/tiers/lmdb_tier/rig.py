@@ -51,8 +51,9 @@ def child(script: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
     try:
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def line_of(process: "subprocess.Popen[str]") -> str:
@@ -60,3 +61,9 @@ def line_of(process: "subprocess.Popen[str]") -> str:
     line = process.stdout.readline().strip()
     assert line, "the child ended"
     return line
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """Have a child that waits for a line end by itself."""
+    process.communicate("\n", timeout=20)
+    assert process.returncode == 0

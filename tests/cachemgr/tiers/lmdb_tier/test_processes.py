@@ -14,7 +14,7 @@ from cachemgr.tiers.lmdb_tier.tier import LmdbTier
 from tests.cachemgr.host import Host
 from tests.cachemgr.node import Node, open_node
 from tests.cachemgr.tiers.lmdb_tier.killed_writers import BLOCKS
-from tests.cachemgr.tiers.lmdb_tier.rig import child, count, files_nbytes, line_of, opened, settings_of
+from tests.cachemgr.tiers.lmdb_tier.rig import child, count, end, files_nbytes, line_of, opened, settings_of
 from tests.cachemgr.tiers.rig import WIDE, Pair, addresses, chain_of, eventually, soon, whole_run
 
 KILLS = 100
@@ -69,6 +69,7 @@ def test_another_process_reads_what_is_written(host: Host, folder: Path) -> None
                 assert line_of(reader) == "usable"
                 assert line_of(reader) == "brought 20"
                 assert line_of(reader) == "not writer 1"
+                end(reader)
 
     asyncio.run(run())
 

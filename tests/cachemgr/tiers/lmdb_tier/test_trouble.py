@@ -15,7 +15,7 @@ from cachemgr.tiers.lmdb_tier.database import Change, Snapshot
 from cachemgr.tiers.lmdb_tier.record import keys_of, piece_key
 from tests import full_disk
 from tests.cachemgr.host import Host
-from tests.cachemgr.tiers.lmdb_tier.rig import child, count, files_nbytes, line_of, opened
+from tests.cachemgr.tiers.lmdb_tier.rig import child, count, end, files_nbytes, line_of, opened
 from tests.cachemgr.tiers.rig import WIDE, Pair, addresses, chain_of, eventually, soon, whole_run
 
 BLOCKS = 20
@@ -122,6 +122,7 @@ def test_a_folder_that_may_not_be_written_is_read(host: Host, folder: Path) -> N
             assert line_of(reader) == "not writer 1"
             async with opened(folder) as tier:
                 assert not count(tier, "writer"), "who only reads keeps writers out while he does"
+            end(reader)
 
     asyncio.run(run())
 
