@@ -18,15 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cachemgr.contract import BlockHash
+from cachemgr.name_map import NameMap
 
 
 class BlockIndex:
-    """Dictionary and columns for `capacity` slots; about 150 bytes per resident block."""
+    """Names and columns for `capacity` slots; about 150 bytes per resident block."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.pinned = 0
-        self._slots: dict[BlockHash, int] = {}
+        self._slots = NameMap(capacity)
         self._names = np.full(capacity, None, np.object_)
         self._reserved: dict[BlockHash, int] = {}
         self._fresh: list[range] = []
@@ -112,7 +113,7 @@ class BlockIndex:
         name = self._names[slot]
         if name is not None:
             self._names[slot] = None
-            del self._slots[name]
+            self._slots.remove(name)
 
     def has_free(self) -> bool:
         """True if `reserve` will succeed."""
@@ -134,7 +135,8 @@ class BlockIndex:
 
     def insert(self, name: BlockHash, slot: int, *, depth: int, now: float) -> None:
         """Make `slot`, which is neither free nor resident, resident under a new `name`."""
-        self._insert_name(name, slot)
+        if self._slots.insert(name, slot):
+            self._names[slot] = name
         self._depth[slot] = depth
         self._last_used[slot] = now
 
@@ -147,23 +149,16 @@ class BlockIndex:
         now: float,
     ) -> npt.NDArray[np.bool_]:
         """Insert many; False where the name is resident already, and the slot therefore is not."""
-        if self._slots.keys().isdisjoint(names) and len(set(names)) == len(names):
-            new = np.ones(len(names), np.bool_)
-            self._slots.update(zip(names, slots.tolist(), strict=True))
+        new = np.array(self._slots.insert_many(names, slots.tolist()), np.bool_)
+        if new.all():
             self._names[slots] = names
         else:
-            new = np.fromiter(map(self._insert_name, names, slots.tolist()), np.bool_, len(names))
+            rows = np.flatnonzero(new)
+            self._names[slots[rows]] = [names[row] for row in rows]
         inserted = slots[new]
         self._depth_column[inserted] = depths[new]
         self._last_used_column[inserted] = now
         return new
-
-    def _insert_name(self, name: BlockHash, slot: int) -> bool:
-        if name in self._slots:
-            return False
-        self._slots[name] = slot
-        self._names[slot] = name
-        return True
 
     def _pop_fresh(self) -> int:
         slots = self._fresh.pop()
@@ -172,7 +167,7 @@ class BlockIndex:
 
     def resident(self) -> Iterator[tuple[BlockHash, int]]:
         """Every named block; O(n), for checks and tests."""
-        return iter(self._slots.items())
+        return self._slots.items()
 
     def free_slots(self) -> set[int]:
         """Every slot that holds nothing; O(n), for checks and tests."""

@@ -4,8 +4,7 @@ A run of blocks may alternate between own slots and those of the node's other pr
 
 The lock is held for at most 100 µs of work: chains are walked in slices of 64 blocks, and no copy, tag,
 system call or engine call happens under it. A slot whose bytes must be erased first loses its name, then is
-erased without the lock, and is free only after that. (The one exception is Python's: a dictionary that
-doubles moves its entries, 30 ns each.)
+erased without the lock, and is free only after that.
 
 Invariants
 - A slot is in the eviction order if and only if it is resident and unpinned.
