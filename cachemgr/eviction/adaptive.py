@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from cachemgr.contract import BlockHash
 from cachemgr.eviction.class_lists import ClassLists
-from cachemgr.eviction.classes import BRANCH, CLASSES, LEFT_BEHIND, MOST_SEEN, OF_COUNT, ROOT, class_after
+from cachemgr.eviction.classes import BRANCH, CLASSES, FEW, LEFT_BEHIND, MOST_SEEN, OF_COUNT, ROOT, class_after
 from cachemgr.eviction.families import Families
 from cachemgr.eviction.ghosts import Ghost, Ghosts
 from cachemgr.eviction.odds import AGES, Odds
@@ -51,6 +51,9 @@ class AdaptivePolicy:
     def __init__(self, capacity: int) -> None:
         self._lists = ClassLists(capacity, _UNREADABLE + 1)
         self._families = Families(capacity)
+        # What every use touches, without a detour.
+        self._older, self._newer, self._sentinels = self._lists.older, self._lists.newer, capacity
+        self._child, self._parent = self._families.child, self._families.parent
         self._ghosts = Ghosts(capacity // 2)
         self._odds = Odds()
         self._used_column = np.zeros(capacity, np.uint32)
@@ -81,7 +84,7 @@ class AdaptivePolicy:
         self._uses = uses = self._uses + 1
         if uses >= self._next_stop:
             self._stop()
-        families, state = self._families, self._state
+        state = self._state
         count = 1
         leads = depth % _GROUP == 1 or not depth
         if leads:
@@ -96,10 +99,12 @@ class AdaptivePolicy:
         else:
             kind = class_after(OF_LIST[state[parent] & _LIST], self._counts[parent])
         if parent is not None:
-            elder = families.child[parent]
-            if elder != -1:
-                self._leave_behind(elder, parent)
-            families.join(slot, parent)
+            if self._child[parent] == -1:
+                self._child[parent] = slot
+                self._parent[slot] = parent
+            else:
+                self._leave_behind(self._child[parent], self._counts[parent] - 1)
+                self._families.join(slot, parent)
         self._admitted = slot
         self._counts[slot] = count
         self._used[slot] = uses & _LOW
@@ -109,8 +114,8 @@ class AdaptivePolicy:
             state[slot] = which | _LEADS
         else:
             state[slot] = which
-        older, newer = self._lists.older, self._lists.newer
-        before = self._lists.first_sentinel + which
+        older, newer = self._older, self._newer
+        before = self._sentinels + which
         if parent is not None and state[parent] & _LIST == which and newer[parent] != -1:
             before = parent
         after = older[before]
@@ -135,7 +140,10 @@ class AdaptivePolicy:
 
     def pin(self, slot: int) -> None:
         """See EvictionPolicy."""
-        self._lists.remove(slot)
+        older, newer = self._older, self._newer
+        after, before = newer[slot], older[slot]
+        newer[before], older[after] = after, before
+        newer[slot] = older[slot] = -1
 
     def release(self, slot: int) -> None:
         """See EvictionPolicy."""
@@ -158,13 +166,12 @@ class AdaptivePolicy:
         else:
             state[slot] = which
         self._used[slot] = uses & _LOW
-        families = self._families
-        parent = families.parent[slot]
-        if parent != -1 and families.child[parent] != slot:
-            self._leave_behind(families.child[parent], parent)
-            families.favour(slot, parent)
-        older, newer = self._lists.older, self._lists.newer
-        sentinel = self._lists.first_sentinel + which
+        parent = self._parent[slot]
+        if parent != -1 and self._child[parent] != slot:
+            self._leave_behind(self._child[parent], self._counts[parent])  # not yet released itself
+            self._families.favour(slot, parent)
+        older, newer = self._older, self._newer
+        sentinel = self._sentinels + which
         after = older[sentinel]
         older[slot], newer[slot] = after, sentinel
         newer[after] = older[sentinel] = slot
@@ -186,8 +193,8 @@ class AdaptivePolicy:
     def victim(self) -> int | None:
         """See EvictionPolicy."""
         lists = self._lists
-        slot = lists.newer[lists.first_sentinel + self._current]
-        if self._stays and slot < lists.first_sentinel and self._families.child[slot] == -1:
+        slot = self._newer[self._sentinels + self._current]
+        if self._stays and slot < self._sentinels and self._child[slot] == -1:
             return slot
         for _ in range(_GROUP):
             if not self._stays or lists.least_recent(self._current) is None:
@@ -236,20 +243,23 @@ class AdaptivePolicy:
 
     def evict(self, slot: int, name: BlockHash | None) -> None:
         """See EvictionPolicy."""
-        older, newer = self._lists.older, self._lists.newer
+        older, newer = self._older, self._newer
         after, before = newer[slot], older[slot]
         newer[before], older[after] = after, before
         newer[slot] = older[slot] = -1
         if self._stays:
             self._stays -= 1
         gone = self._gone_after[slot]
-        self._gone_after[slot] = 0
-        parent = self._families.leave(slot)
+        if gone:
+            self._gone_after[slot] = 0
+        parent = self._parent[slot]
+        if parent != -1 or self._child[slot] != -1:
+            self._families.leave(slot)
         state = self._state[slot]
         if state & _LEADS and name is not None:
             ghost = Ghost(self._epoch_of(slot), OF_LIST[state & _LIST], self._counts[slot], gone)
             self._remember(_mark(name), ghost)
-        elif parent != -1 and gone >= self._gone_after[parent]:
+        elif parent != -1 and gone >= self._gone_after[parent] and OF_LIST[state & _LIST] != LEFT_BEHIND:
             self._gone_after[parent] = gone + 1
 
     def forget(self, slot: int) -> None:
@@ -282,7 +292,7 @@ class AdaptivePolicy:
         return {"cache_ghosts": float(self._ghosts.held), "cache_ghost_hits_total": float(self._ghosts.hits)}
 
     def __contains__(self, slot: int) -> bool:
-        return slot in self._lists
+        return self._newer[slot] != -1
 
     def _remember(self, mark: int, ghost: Ghost) -> None:
         lost = self._ghosts.put(mark, ghost)
@@ -332,13 +342,13 @@ class AdaptivePolicy:
             self._next_learning = self._uses + _LEARN_EVERY
         self._next_stop = min(self._next_epoch, self._next_learning)
 
-    def _leave_behind(self, branch: int, parent: int) -> None:
-        """`parent` goes on without `branch`; if it mostly went on by that until now, that is abandoned.
+    def _leave_behind(self, branch: int, before: int) -> None:
+        """A chain goes on without `branch`; if it went on by that all the few times `before`, it is abandoned.
 
         Its blocks move front first, so that the last goes first. Of a long one only the front does: the rest
         is sent ahead when its turn comes.
         """
-        if 2 * self._counts[branch] < self._counts[parent]:
+        if before > FEW or self._counts[branch] < before:
             return
         lists, state = self._lists, self._state
         for _ in range(_MOVED_AT_ONCE):

@@ -14,7 +14,7 @@ ROOT, NEXT, TAIL, BRANCH = 1, 2, 3, 4
 what hangs on a front that many share."""
 SEEN_OFTEN: Final = 5
 """From here on: seen 2, 3, 4–5, 6–8, 9–16 times, and more."""
-_FEW = 4
+FEW: Final = 4
 """A chain that was seen so often at most is one conversation's, not a front that many share."""
 
 _STEPS = (2, 3, 4, 6, 9, 17)
@@ -30,5 +30,5 @@ OF_COUNT: Final = [0, 0] + [
 def class_after(parent_class: int, parent_count: int) -> int:
     """The class of a block that was never seen before, by that of the block before it."""
     if parent_count > 1:
-        return NEXT if parent_count <= _FEW else BRANCH
+        return NEXT if parent_count <= FEW else BRANCH
     return TAIL if parent_class in (NEXT, TAIL) else parent_class or BRANCH

@@ -14,16 +14,16 @@ class Families:
     def __init__(self, capacity: int) -> None:
         self.parent = np.full(capacity, -1, np.int32).data
         self.child = np.full(capacity, -1, np.int32).data
-        self._next = np.full(capacity, -1, np.int32).data
-        self._before = np.full(capacity, -1, np.int32).data
+        self.after = np.full(capacity, -1, np.int32).data
+        self.before = np.full(capacity, -1, np.int32).data
 
     def join(self, slot: int, parent: int) -> None:
         """`slot` comes after `parent`, and is its first child."""
         first = self.child[parent]
         self.parent[slot] = parent
-        self._next[slot] = first
+        self.after[slot] = first
         if first != -1:
-            self._before[first] = slot
+            self.before[first] = slot
         self.child[parent] = slot
 
     def leave(self, slot: int) -> int:
@@ -33,10 +33,12 @@ class Families:
             self._unlink(slot, parent)
             self.parent[slot] = -1
         child = self.child[slot]
+        if child == -1:
+            return parent
         self.child[slot] = -1
         while child != -1:
-            after = self._next[child]
-            self.parent[child] = self._next[child] = self._before[child] = -1
+            after = self.after[child]
+            self.parent[child] = self.after[child] = self.before[child] = -1
             child = after
         return parent
 
@@ -46,11 +48,11 @@ class Families:
         self.join(slot, parent)
 
     def _unlink(self, slot: int, parent: int) -> None:
-        before, after = self._before[slot], self._next[slot]
+        before, after = self.before[slot], self.after[slot]
         if before != -1:
-            self._next[before] = after
+            self.after[before] = after
         elif self.child[parent] == slot:
             self.child[parent] = after
         if after != -1:
-            self._before[after] = before
-        self._before[slot] = self._next[slot] = -1
+            self.before[after] = before
+        self.before[slot] = self.after[slot] = -1
