@@ -70,7 +70,10 @@ class LowerTier(Protocol):
         ...
 
     async def forget(self, store: HostStore) -> None:
-        """`store` goes away: nothing here uses it when this returns."""
+        """`store` goes away: nothing here uses it when this returns.
+
+        What waits of it to be kept is written first, as far as that takes no longer than a few seconds.
+        """
         ...
 
     def counters(self) -> dict[str, float]:

@@ -104,10 +104,12 @@ class Demotion:
         }
 
     def forget(self, store: HostStore) -> None:
-        """`store` goes away: nothing of it is offered any more."""
+        """`store` goes away: what waits of it is offered now, and nothing later."""
         for run in [run for run in self._waiting if run.store is store]:
             self._waiting.remove(run)
             self._over(run)
+            for start in range(run.at, run.end, _TURN):
+                self._give(run, [run.block(index) for index in range(start, min(start + _TURN, run.end))])
 
     def close(self) -> None:
         """What waits is not offered any more. Idempotent."""

@@ -23,8 +23,8 @@ from cachemgr.host_contract import HostStore
 
 log = logging.getLogger(__name__)
 
-_CLOSE_S = 10.0
-"""Longer than anything takes that is cancelled."""
+_CLOSE_S = 20.0
+"""Longer than anything takes that is cancelled, and than a tier may take to write what waits."""
 
 
 class Beyond(Protocol):

@@ -83,7 +83,7 @@ class Sources:
     async def forget(self, store: HostStore) -> None:
         """Nothing here uses `store` any more when this returns."""
         await self._fetching.forget(store)
-        self._demotion.forget(store)  # what a fetch brought at its end is offered no more
+        self._demotion.forget(store)  # what it was given last is offered before the tiers let go of it
         await _all([one.forget(store) for one in self._all_opened()])
 
     def counters(self) -> dict[str, dict[str, float]]:

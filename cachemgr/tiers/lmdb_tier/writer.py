@@ -58,6 +58,8 @@ class Writer:
         self._using: list[HostStore] = []
         self._awaiting: list[Ending] = []
         """Of who waits for those to be let go."""
+        self._hurried: list[Ending] = []
+        """Of who waits for the queue to be empty."""
         self._over: Ending | None = None
         self._closing_by: float | None = None
         self._thread = threading.Thread(target=self._run, name="lmdb-writer", daemon=True)
@@ -91,7 +93,8 @@ class Writer:
                 self._changed.notify_all()
 
     async def forget(self, store: HostStore, *, limit_s: float) -> bool:
-        """Drop what waits of `store`; False if it is still being read after `limit_s`."""
+        """Write what waits of `store` within half of `limit_s`, or drop it; False if it is in use even then."""
+        await self._hurry(store, limit_s / 2)
         with self._changed:
             kept = [offer for offer in self._waiting if offer.store is not store]
             self._counts.put_dropped += len(self._waiting) - len(kept)
@@ -109,6 +112,19 @@ class Writer:
                 self._closing_by = self._clock() + limit_s
             self._changed.notify_all()
         return self._over is None or (await self._over.wait(limit_s) and joined(self._thread))
+
+    async def _hurry(self, store: HostStore, limit_s: float) -> None:
+        """Have what waits written now, if any of it is of `store`."""
+        written = Ending()
+        with self._changed:
+            if not self._shelf.may_write or not any(offer.store is store for offer in self._waiting):
+                return
+            self._hurried.append(written)
+            self._changed.notify_all()
+        await written.wait(limit_s)
+        with self._changed:
+            if written in self._hurried:
+                self._hurried.remove(written)
 
     # On the thread.
 
@@ -146,6 +162,8 @@ class Writer:
             self.batches.write(offers, released=self._released)
         except LmdbTrouble as error:
             self._shelf.write_failed(error)
+        finally:
+            self._written()
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Our own bugs end a step, not the thread."""
@@ -163,11 +181,20 @@ class Writer:
         for released in awaiting:
             released.reach()
 
+    def _written(self) -> None:
+        """A batch is on the disk, or never will be."""
+        with self._changed:
+            hurried = [] if self._waiting and self._shelf.may_write else self._hurried
+            self._hurried = [one for one in self._hurried if one not in hurried]
+        for written in hurried:
+            written.reach()
+
     def _full(self) -> bool:
         return len(self._waiting) >= self._settings.batch_writes or self._nbytes >= self.batches.batch_nbytes
 
     def _due(self) -> bool:
-        return self._closing_by is not None or (self._full() and self._shelf.may_write)
+        hurried = bool(self._hurried and self._waiting)
+        return self._closing_by is not None or ((hurried or self._full()) and self._shelf.may_write)
 
     def _ready(self) -> bool:
         """True if what waits is written now."""

@@ -136,7 +136,7 @@ class RedisTier:
         for arriving in [one for one, of in self._arriving.items() if of is store]:
             arriving.drop()
         if self._writes is not None:
-            await self._writes.forget(store)
+            await self._writes.forget(store, limit_s=_CLOSE_S)
 
     def counters(self) -> dict[str, float]:
         """See LowerTier."""

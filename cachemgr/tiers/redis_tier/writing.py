@@ -99,8 +99,10 @@ class WriteBehind:
         if blocks:
             self._background.wake()
 
-    async def forget(self, store: HostStore) -> None:
-        """`store` is not used any more when this returns."""
+    async def forget(self, store: HostStore, *, limit_s: float) -> None:
+        """`store` is not used any more when this returns; what waits is written within `limit_s`, or not."""
+        if any(of is store for of, _ in self._queue.values()) or self._writing is store:
+            await self._drain(limit_s)
         for name in [name for name, (of, _) in self._queue.items() if of is store]:
             del self._queue[name]
         if self._writing is store:
@@ -108,19 +110,24 @@ class WriteBehind:
 
     async def close(self, *, limit_s: float) -> None:
         """Write what waits until `limit_s` have passed; the rest counts as dropped. Idempotent."""
-        if self._queue and self._places.usable:
+        await self._drain(limit_s)
+        await self._background.close()
+        self._counts.put_dropped += len(self._queue)
+        self._queue.clear()
+
+    async def _drain(self, limit_s: float) -> None:
+        """Wait until nothing waits, if that is worth it."""
+        if (self._queue or self._writing is not None) and self._places.usable:
             self._empty.clear()
             self._background.wake()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._empty.wait()
-        await self._background.close()
-        self._counts.put_dropped += len(self._queue)
-        self._queue.clear()
 
     async def _look(self) -> float:
         while self._queue or self._removals:
             if not self._places.usable:
+                self._empty.set()  # nobody waits for a server that does not answer
                 return self._trouble_s
             await self._remove()
             await self._write_some()

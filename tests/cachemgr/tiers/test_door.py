@@ -38,9 +38,7 @@ class Io:
 
     def door(self, **options: int) -> TiersDoor:
         store: HostStore = None  # type: ignore[assignment]  # nobody looks at it here
-        self.doors.append(
-            TiersDoor(store, loop=self.loop, beyond=self, **options)
-        )
+        self.doors.append(TiersDoor(store, loop=self.loop, beyond=self, **options))
         return self.doors[-1]
 
     async def fetch(

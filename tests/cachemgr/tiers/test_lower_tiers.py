@@ -275,6 +275,18 @@ def test_a_forgotten_store_is_not_used_any_more(scene: Scene, host: Host) -> Non
     scene(act)
 
 
+def test_what_waits_is_written_before_its_store_goes(scene: Scene, host: Host) -> None:
+    async def act(tier: LowerTier) -> None:
+        pair = Pair(host)
+        await pair.keep(tier, pair.blocks[:1])  # it is up
+        tier.put(pair.near.store, pair.blocks)
+        await tier.forget(pair.near.store)
+        assert tier.counters()["put_blocks_total"] == BLOCKS
+        assert tier.counters()["queue_blocks"] == 0
+
+    scene(act)
+
+
 def test_what_waits_is_written_before_it_closes(
     open_lower: OpenLowerTier, host: Host, tmp_path: Path
 ) -> None:
