@@ -93,7 +93,7 @@ class Writer:
                 self._changed.notify_all()
 
     async def forget(self, store: HostStore, *, limit_s: float) -> bool:
-        """Write what waits of `store` within half of `limit_s`, or drop it; False if it is in use even then."""
+        """Write what waits of `store` within half of `limit_s`, or drop it; False if it is still in use."""
         await self._hurry(store, limit_s / 2)
         with self._changed:
             kept = [offer for offer in self._waiting if offer.store is not store]
