@@ -46,7 +46,7 @@ _MOVED_AT_ONCE = 32
 
 
 class AdaptivePolicy:
-    """An EvictionPolicy for slots 0 … capacity − 1; about 37 bytes each, ghosts included."""
+    """An EvictionPolicy for slots 0 … capacity − 1; about 42 bytes each, ghosts included."""
 
     def __init__(self, capacity: int) -> None:
         self._lists = ClassLists(capacity, _UNREADABLE + 1)
@@ -54,7 +54,7 @@ class AdaptivePolicy:
         # What every use touches, without a detour.
         self._older, self._newer, self._sentinels = self._lists.older, self._lists.newer, capacity
         self._child, self._parent = self._families.child, self._families.parent
-        self._ghosts = Ghosts(capacity // 2)
+        self._ghosts = Ghosts(capacity)
         self._odds = Odds()
         self._used_column = np.zeros(capacity, np.uint32)
         self._state_column = np.zeros(capacity, np.uint8)
@@ -76,6 +76,8 @@ class AdaptivePolicy:
         self._stays = 0
         self._admitted, self._credit = -1, 0
         """The block that entered last, and how many more may follow it unasked."""
+        self._declined, self._declined_after = 0, -1
+        """The group declined last, or the slot after which its rest was: what is declined next belongs to it."""
 
     def enter(
         self, slot: int, name: BlockHash, *, depth: int, parent: int | None, cheap: bool = False
@@ -87,6 +89,7 @@ class AdaptivePolicy:
         state = self._state
         count = 1
         leads = depth % _GROUP == 1 or not depth
+        self._gone_after[slot] = 0
         if leads:
             count = self._come_back(slot, name)
         elif parent is not None and self._gone_after[parent]:
@@ -221,16 +224,22 @@ class AdaptivePolicy:
         if self._odds.worth[kind][0] >= self._worth_now(victim, self._current):
             self._credit = _STAYS_WITH
             return True
+        self._declined_after = -1 if parent is None or _leads(depth) else parent
         self.decline(name, depth=depth)
-        if parent is not None and not _leads(depth):
-            self._gone_after[parent] = max(self._gone_after[parent], (1 - depth) % _GROUP)
         return False
 
     def decline(self, name: BlockHash, *, depth: int) -> None:
         """See EvictionPolicy."""
+        self._uses += 1
         if not _leads(depth):
+            if self._declined_after == -1:
+                self._ghosts.lengthen(self._declined, most=_GROUP - 1)
+            else:
+                gone = self._gone_after[self._declined_after]
+                self._gone_after[self._declined_after] = min(gone + 1, _GROUP - 1)
             return
-        mark = _mark(name)
+        self._declined_after = -1
+        self._declined = mark = _mark(name)
         ghost = self._ghosts.take(mark)
         count = 1
         if ghost is not None:
@@ -238,8 +247,7 @@ class AdaptivePolicy:
             count = min(ghost.count + 1, MOST_SEEN)
         kind = OF_COUNT[count] if count > 1 else BRANCH if depth else ROOT
         self._odds.begin(kind, self._epoch)
-        self._remember(mark, Ghost(self._epoch, kind, count, _GROUP - 1 if depth else 0))
-        self._uses += _GROUP
+        self._remember(mark, Ghost(self._epoch, kind, count, 0))
 
     def evict(self, slot: int, name: BlockHash | None) -> None:
         """See EvictionPolicy."""

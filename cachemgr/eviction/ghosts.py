@@ -68,6 +68,12 @@ class Ghosts:
         self._followers[entry] = ghost.followers
         return lost
 
+    def lengthen(self, mark: int, *, most: int) -> None:
+        """One block more followed."""
+        entry = self._find(mark)
+        if entry is not None:
+            self._followers[entry] = min(self._followers[entry] + 1, most)
+
     def _find(self, mark: int) -> int | None:
         if not self._rows:
             return None
