@@ -19,9 +19,10 @@ from cachemgr.tiers.lmdb_tier import open_lmdb_tier
 from scripts.bench.harness import Measurement, Paired, Reading, alternate
 from scripts.bench.tier_store import Blocks, Copies, OpenTier, blocks_here, open_tier
 
-_BLOCKS = 32
+_BLOCKS = 64
+"""As many as the tier writes in one transaction by default."""
 _MAX_BYTES = 4 << 30
-_READ_ROUNDS, _WRITE_ROUNDS = 25, 11
+_READ_ROUNDS, _WRITE_ROUNDS = 25, 9
 
 
 def measurements(home: Path) -> list[Measurement]:
@@ -103,7 +104,7 @@ def _put(row: str, home: Path) -> Iterator[Reading]:
 @contextmanager
 def _both(home: Path) -> Iterator[tuple[Blocks, OpenTier, PyLmdb]]:
     with blocks_here(home, mib=1, count=_BLOCKS) as (blocks, folder):
-        settings = LmdbTierSettings(path=str(folder / "tier"), max_bytes=_MAX_BYTES, batch_writes=_BLOCKS)
+        settings = LmdbTierSettings(path=str(folder / "tier"), max_bytes=_MAX_BYTES)
         with (
             open_tier(partial(open_lmdb_tier, settings)) as tier,
             closing(PyLmdb(folder / "raw", blocks)) as raw,
