@@ -1,19 +1,26 @@
 """Which block goes next when there is no room, and what is remembered of those that went.
 
+    contract      what a cache tells the policy, and asks of it
+    adaptive      the product's policy: classes of blocks, the one whose oldest is worth least goes first
+    ├ classes     which blocks are alike in how soon they are asked for again
+    ├ class_lists one list of slots per class
+    ├ families    which block needs which, so that ends of chains go first
+    ├ odds        what a block of a class and age is worth, learned from those that came back or did not
+    └ ghosts      how often, and when, what went was seen; with `memory` its one keeper
+    replay        the smallest cache around it: `tensorcache simulate` replays traces through this
+
 How a cache uses it, all under one lock:
 
     policy.enter(slot, name, depth=…, parent=…, cheap=…)    a block was written; chains from the front
     policy.pin(slot)        … release(slot)                 it is used; deepest first when let go
     victim = policy.victim()                                no slot is free: this one may go …
     policy.evict(victim, name)                              … and does
+    policy.admits(name, …)                                  asked before that: is the new block worth it?
     policy.forget(slot)                                     it goes otherwise: expired, corrupt, moved
-
-`PolicyCache` in replay.py is the smallest such cache; `tensorcache simulate` replays traces through it.
 """
 
 from cachemgr.eviction.adaptive import AdaptivePolicy
 from cachemgr.eviction.contract import EvictionPolicy
-from cachemgr.eviction.leaf_first_lru import LeafFirstLru
 from cachemgr.eviction.replay import PolicyCache
 
-__all__ = ["AdaptivePolicy", "EvictionPolicy", "LeafFirstLru", "PolicyCache"]
+__all__ = ["AdaptivePolicy", "EvictionPolicy", "PolicyCache"]

@@ -23,10 +23,20 @@ import numpy.typing as npt
 
 from cachemgr.contract import BlockHash
 from cachemgr.eviction.class_lists import ClassLists
-from cachemgr.eviction.classes import BRANCH, CLASSES, FEW, LEFT_BEHIND, MOST_SEEN, OF_COUNT, ROOT, class_after
+from cachemgr.eviction.classes import (
+    BRANCH,
+    CLASSES,
+    FEW,
+    LEFT_BEHIND,
+    MOST_SEEN,
+    OF_COUNT,
+    ROOT,
+    class_after,
+)
 from cachemgr.eviction.families import Families
-from cachemgr.eviction.ghosts import Ghost, Ghosts
-from cachemgr.eviction.odds import AGES, Odds
+from cachemgr.eviction.ghosts import Ghost
+from cachemgr.eviction.memory import Memory
+from cachemgr.eviction.odds import AGES
 
 _GROUP = 16
 """So many blocks of a chain are remembered and counted as one: a segment, beginning after the first block."""
@@ -54,8 +64,9 @@ class AdaptivePolicy:
         # What every use touches, without a detour.
         self._older, self._newer, self._sentinels = self._lists.older, self._lists.newer, capacity
         self._child, self._parent = self._families.child, self._families.parent
-        self._ghosts = Ghosts(capacity)
-        self._odds = Odds()
+        self._sibling = self._families.after
+        self._memory = Memory(capacity)
+        self._odds = self._memory.odds
         self._used_column = np.zeros(capacity, np.uint32)
         self._state_column = np.zeros(capacity, np.uint8)
         self._counts_column = np.zeros(capacity, np.uint8)
@@ -74,10 +85,12 @@ class AdaptivePolicy:
         self._next_stop = min(self._next_epoch, self._next_learning)
         self._current = _UNREADABLE
         self._stays = 0
+        self._least = 0.0
+        """What the head of the current list was worth when it was chosen."""
         self._admitted, self._credit = -1, 0
         """The block that entered last, and how many more may follow it unasked."""
-        self._declined, self._declined_after = 0, -1
-        """The group declined last, or the slot after which its rest was: what is declined next belongs to it."""
+        self._declined_after = -1
+        """After this slot the rest of a group was declined; -1: a group was as a whole."""
 
     def enter(
         self, slot: int, name: BlockHash, *, depth: int, parent: int | None, cheap: bool = False
@@ -86,28 +99,28 @@ class AdaptivePolicy:
         self._uses = uses = self._uses + 1
         if uses >= self._next_stop:
             self._stop()
-        state = self._state
-        count = 1
+        state, gone_after = self._state, self._gone_after
         leads = depth % _GROUP == 1 or not depth
-        self._gone_after[slot] = 0
+        count, gone, above = 1, 0, -1
         if leads:
-            count = self._come_back(slot, name)
-        elif parent is not None and self._gone_after[parent]:
-            self._gone_after[slot] = self._gone_after[parent] - 1
+            count, gone = self._memory.come_back(name)
+        elif parent is not None and gone_after[parent]:
+            gone = gone_after[parent] - 1
             count = max(2, self._counts[parent])
-        if count > 1:
-            kind = OF_COUNT[count]
-        elif parent is None:
-            kind = BRANCH if depth else ROOT
-        else:
-            kind = class_after(OF_LIST[state[parent] & _LIST], self._counts[parent])
+        gone_after[slot] = gone
         if parent is not None:
+            above = state[parent] & _LIST
+            kind = OF_COUNT[count] if count > 1 else class_after(OF_LIST[above], self._counts[parent])
             if self._child[parent] == -1:
                 self._child[parent] = slot
                 self._parent[slot] = parent
             else:
                 self._leave_behind(self._child[parent], self._counts[parent] - 1)
                 self._families.join(slot, parent)
+        elif count > 1:
+            kind = OF_COUNT[count]
+        else:
+            kind = BRANCH if depth else ROOT
         self._admitted = slot
         self._counts[slot] = count
         self._used[slot] = uses & _LOW
@@ -119,7 +132,7 @@ class AdaptivePolicy:
             state[slot] = which
         older, newer = self._older, self._newer
         before = self._sentinels + which
-        if parent is not None and state[parent] & _LIST == which and newer[parent] != -1:
+        if parent is not None and above == which and newer[parent] != -1:
             before = parent
         after = older[before]
         older[slot], newer[slot] = after, before
@@ -221,7 +234,7 @@ class AdaptivePolicy:
         if victim is None:
             return True
         kind = self._kind_of_new(name, depth=depth, parent=parent)
-        if self._odds.worth[kind][0] >= self._worth_now(victim, self._current):
+        if self._odds.worth[kind][0] >= self._least:
             self._credit = _STAYS_WITH
             return True
         self._declined_after = -1 if parent is None or _leads(depth) else parent
@@ -232,22 +245,14 @@ class AdaptivePolicy:
         """See EvictionPolicy."""
         self._uses += 1
         if not _leads(depth):
-            if self._declined_after == -1:
-                self._ghosts.lengthen(self._declined, most=_GROUP - 1)
+            after = self._declined_after
+            if after == -1:
+                self._memory.lengthen(most=_GROUP - 1)
             else:
-                gone = self._gone_after[self._declined_after]
-                self._gone_after[self._declined_after] = min(gone + 1, _GROUP - 1)
-            return
-        self._declined_after = -1
-        self._declined = mark = _mark(name)
-        ghost = self._ghosts.take(mark)
-        count = 1
-        if ghost is not None:
-            self._odds.end(ghost.kind, ghost.epoch, returned=True)
-            count = min(ghost.count + 1, MOST_SEEN)
-        kind = OF_COUNT[count] if count > 1 else BRANCH if depth else ROOT
-        self._odds.begin(kind, self._epoch)
-        self._remember(mark, Ghost(self._epoch, kind, count, 0))
+                self._gone_after[after] = min(self._gone_after[after] + 1, _GROUP - 1)
+        else:
+            self._declined_after = -1
+            self._memory.decline(name, BRANCH if depth else ROOT, self._epoch)
 
     def evict(self, slot: int, name: BlockHash | None) -> None:
         """See EvictionPolicy."""
@@ -261,12 +266,14 @@ class AdaptivePolicy:
         if gone:
             self._gone_after[slot] = 0
         parent = self._parent[slot]
-        if parent != -1 or self._child[slot] != -1:
+        if parent != -1 and self._child[parent] == slot and self._sibling[slot] == self._child[slot] == -1:
+            self._child[parent] = self._parent[slot] = -1
+        elif parent != -1 or self._child[slot] != -1:
             self._families.leave(slot)
         state = self._state[slot]
         if state & _LEADS and name is not None:
             ghost = Ghost(self._epoch_of(slot), OF_LIST[state & _LIST], self._counts[slot], gone)
-            self._remember(_mark(name), ghost)
+            self._memory.keep(name, ghost)
         elif parent != -1 and gone >= self._gone_after[parent] and OF_LIST[state & _LIST] != LEFT_BEHIND:
             self._gone_after[parent] = gone + 1
 
@@ -292,49 +299,26 @@ class AdaptivePolicy:
 
     def uses(self, name: BlockHash) -> int:
         """See EvictionPolicy."""
-        ghost = self._ghosts.find(_mark(name))
-        return 0 if ghost is None else ghost.count
+        return self._memory.count_of(name)
 
     def gauges(self) -> dict[str, float]:
         """See EvictionPolicy."""
-        return {"cache_ghosts": float(self._ghosts.held), "cache_ghost_hits_total": float(self._ghosts.hits)}
+        return self._memory.gauges()
 
     def __contains__(self, slot: int) -> bool:
         return self._newer[slot] != -1
 
-    def _remember(self, mark: int, ghost: Ghost) -> None:
-        lost = self._ghosts.put(mark, ghost)
-        if lost is not None:
-            self._odds.end(lost.kind, lost.epoch, returned=False)
-
-    def _come_back(self, slot: int, name: BlockHash) -> int:
-        """How often the first block of a group was seen, now included."""
-        ghost = self._ghosts.take(_mark(name))
-        if ghost is None:
-            return 1
-        self._gone_after[slot] = ghost.followers
-        self._odds.end(ghost.kind, ghost.epoch, returned=True)
-        return min(ghost.count + 1, MOST_SEEN)
-
     def _kind_of_new(self, name: BlockHash, *, depth: int, parent: int | None) -> int:
         """The class that a block would have if it entered now."""
         if _leads(depth):
-            ghost = self._ghosts.find(_mark(name))
-            if ghost is not None:
-                return OF_COUNT[min(ghost.count + 1, MOST_SEEN)]
+            count = self._memory.count_of(name)
+            if count:
+                return OF_COUNT[min(count + 1, MOST_SEEN)]
         elif parent is not None and self._gone_after[parent]:
             return OF_COUNT[max(2, self._counts[parent])]
         if parent is None:
             return BRANCH if depth else ROOT
         return class_after(OF_LIST[self._state[parent] & _LIST], self._counts[parent])
-
-    def _worth_now(self, slot: int, which: int) -> float:
-        age = (self._uses - self._used[slot]) & _LOW
-        if self._odds.learned:
-            worth = self._odds.worth[OF_LIST[which]][min(age // self._epoch_length, AGES - 1)]
-        else:
-            worth = 1 / (1 + age)
-        return worth * _CHEAP_WORTH if which >= CLASSES else worth
 
     def _epoch_of(self, slot: int) -> int:
         """When it was used last."""
@@ -351,7 +335,7 @@ class AdaptivePolicy:
         self._next_stop = min(self._next_epoch, self._next_learning)
 
     def _leave_behind(self, branch: int, before: int) -> None:
-        """A chain goes on without `branch`; if it went on by that all the few times `before`, it is abandoned.
+        """A chain goes on without `branch`; if that was its way all the few times `before`, it is abandoned.
 
         Its blocks move front first, so that the last goes first. Of a long one only the front does: the rest
         is sent ahead when its turn comes.
@@ -378,18 +362,25 @@ class AdaptivePolicy:
 
     def _choose(self) -> None:
         """The list whose head is worth least."""
-        lists = self._lists
-        least, self._current = -1.0, _UNREADABLE
+        sentinels = self._sentinels
         self._stays = _STAYS_WITH
-        if lists.least_recent(_UNREADABLE) is not None:
+        self._current = _UNREADABLE
+        heads = self._newer[sentinels : sentinels + _UNREADABLE + 1].tolist()
+        if heads.pop() < sentinels:
             return
-        for which in range(_UNREADABLE):
-            head = lists.least_recent(which)
-            if head is None:
+        least = -1.0
+        used, uses, length = self._used, self._uses, self._epoch_length
+        worth, learned = self._odds.worth, self._odds.learned
+        for which, head in enumerate(heads):
+            if head >= sentinels:
                 continue
-            value = self._worth_now(head, which)
+            age = (uses - used[head]) & _LOW
+            value = worth[OF_LIST[which]][min(age // length, AGES - 1)] if learned else 1 / (1 + age)
+            if which >= CLASSES:
+                value *= _CHEAP_WORTH
             if least < 0 or value < least:
                 least, self._current = value, which
+        self._least = least
 
     def _leaf(self, slot: int, which: int) -> int | None:
         """What must go before the head of a list, moved ahead of it; None if that may not go."""
@@ -410,8 +401,3 @@ class AdaptivePolicy:
 def _leads(depth: int) -> bool:
     """True for the first block of a group."""
     return depth % _GROUP == 1 or not depth
-
-
-def _mark(name: BlockHash) -> int:
-    """A fingerprint; never 0."""
-    return int.from_bytes(name[:4], "little") or 1
