@@ -64,8 +64,8 @@ class FadingMedian:
         self.measured = median(self._samples)
 
     def note_longer(self, seconds: float) -> None:
-        """It had not happened after so long."""
-        self.note(max(self.measured, _LONGER * seconds))
+        """It had not happened after so long: which confirms nothing that is half forgotten."""
+        self.note(max(self.expected, _LONGER * seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +149,8 @@ class FetchCosts:
                 self._costs.popitem(last=False)
         self._costs.move_to_end(key)
         return cost
+
+    def forget(self, tier: str) -> None:
+        """It is another one than it was: it begins with the first guess."""
+        for key in [key for key in self._costs if key[0] == tier]:
+            del self._costs[key]

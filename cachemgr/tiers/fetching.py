@@ -66,6 +66,7 @@ class TieredFetch:
         self._counts = {name: FetchCounts() for name in (PEER, *(tier.name for tier in tiers))}
         self._passed = dict.fromkeys(self._counts, 0)
         """How often each had blocks and another one was chosen, since it was."""
+        self._in_trouble: set[str] = set()
         self._tasks = StoreTasks()
         self._flights = Flights(self._tasks, clock=clock, came=came)
         self._asking = Asking(self._tasks, clock=clock, costs=self._costs, counts=self._counts)
@@ -79,6 +80,7 @@ class TieredFetch:
 
         `block_s`: what computing a block takes; None: all that there is.
         """
+        self._notice_troubles()
         allowance = Allowance(self._clock(), deadline, len(hashes), block_s)
         prompt = Prompt(store, hashes, allowance=allowance, on_their_way=self._flights.names(store))
         if self._closed or not prompt.left:
@@ -115,6 +117,15 @@ class TieredFetch:
         for prompt in self._prompts:
             prompt.over = True
         await self._tasks.end()
+
+    def _notice_troubles(self) -> None:
+        """A tier that works again begins anew: what it took while it broke says nothing of it now."""
+        for tier in self._tiers:
+            if not tier.usable:
+                self._in_trouble.add(tier.name)
+            elif tier.name in self._in_trouble:
+                self._in_trouble.discard(tier.name)
+                self._costs.forget(tier.name)
 
     async def _bring(self, prompt: Prompt) -> None:
         peers = self._peers

@@ -68,6 +68,16 @@ def test_a_short_wait_says_nothing_against_what_is_known() -> None:
     assert cost.measured.fetch_s(10) == pytest.approx(1.0)
 
 
+def test_trials_that_are_cut_do_not_bring_back_what_was_forgiven() -> None:
+    clock = Clock()
+    cost = FetchCost(NBYTES, clock=clock)
+    measure(cost, times=9, ask_s=1.0, first_s=1.0, block_s=1.0)
+    for _ in range(5):
+        clock.now += 10 * HALF_LIFE_S
+        cost.silent(0.01)
+    assert 0.02 <= cost.measured.ask_s <= 0.03
+
+
 def test_a_slow_tier_is_forgiven_with_time() -> None:
     clock = Clock()
     cost = FetchCost(NBYTES, clock=clock)

@@ -376,6 +376,20 @@ def test_a_tier_that_stalls_is_soon_not_asked_any_more(slow: str, deaf: bool) ->
     simulate(work)
 
 
+def test_a_tier_that_was_in_trouble_is_used_as_soon_as_it_works_again() -> None:
+    async def work() -> None:
+        rig = Rig(tier := redis(ask_s=1000.0))
+        for _ in range(12):
+            await rig.fetch()
+        tier.usable = False
+        await rig.fetch()
+        tier.usable, tier.ask_s = True, 0.001
+        await rig.fetch()
+        assert rig.store.run(CHAIN) == 32
+
+    simulate(work)
+
+
 def test_a_tier_that_delays_every_block_is_soon_not_asked_any_more() -> None:
     async def work() -> None:
         rig = Rig(tier := redis(ask_s=0.02, block_s=0.02))
