@@ -24,11 +24,13 @@ import numpy.typing as npt
 from cachemgr.contract import BlockHash
 from cachemgr.eviction.class_lists import ClassLists
 from cachemgr.eviction.classes import (
+    AFTER_ONE,
     BRANCH,
     CLASSES,
     FEW,
     LEFT_BEHIND,
     MOST_SEEN,
+    NEXT,
     OF_COUNT,
     ROOT,
     class_after,
@@ -110,12 +112,18 @@ class AdaptivePolicy:
         gone_after[slot] = gone
         if parent is not None:
             above = state[parent] & _LIST
-            kind = OF_COUNT[count] if count > 1 else class_after(OF_LIST[above], self._counts[parent])
+            before = self._counts[parent]
+            if count > 1:
+                kind = OF_COUNT[count]
+            elif before == 1:
+                kind = AFTER_ONE[OF_LIST[above]]
+            else:
+                kind = NEXT if before <= FEW else BRANCH
             if self._child[parent] == -1:
                 self._child[parent] = slot
                 self._parent[slot] = parent
             else:
-                self._leave_behind(self._child[parent], self._counts[parent] - 1)
+                self._leave_behind(self._child[parent], before - 1)
                 self._families.join(slot, parent)
         elif count > 1:
             kind = OF_COUNT[count]

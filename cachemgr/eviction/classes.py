@@ -27,8 +27,12 @@ OF_COUNT: Final = [0, 0] + [
 """Class of a block by how often it was seen, from 2 up."""
 
 
+AFTER_ONE: Final = [BRANCH, ROOT, TAIL, TAIL, *[BRANCH] * (CLASSES - BRANCH)]
+"""Class of a block that was never seen before, by that of the block before it, which was seen once."""
+
+
 def class_after(parent_class: int, parent_count: int) -> int:
-    """The class of a block that was never seen before, by that of the block before it."""
-    if parent_count > 1:
-        return NEXT if parent_count <= FEW else BRANCH
-    return TAIL if parent_class in (NEXT, TAIL) else parent_class or BRANCH
+    """Class of a block that was never seen before, by what is known of the block before it."""
+    if parent_count == 1:
+        return AFTER_ONE[parent_class]
+    return NEXT if parent_count <= FEW else BRANCH

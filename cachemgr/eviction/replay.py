@@ -12,7 +12,7 @@ class PolicyCache:
     def __init__(self, capacity: int) -> None:
         self.policy = AdaptivePolicy(capacity)
         self._slots: dict[BlockHash, int] = {}
-        self._names: list[BlockHash | None] = [None] * capacity
+        self._names = [BlockHash(b"")] * capacity
         self._depths = [0] * capacity
         self._free = list(range(capacity - 1, -1, -1))
 
@@ -53,30 +53,27 @@ class PolicyCache:
             return slot  # left behind a gap that is now closed
         if self._free:
             slot = self._free.pop()
+        elif not self.policy.admits(name, depth=depth, parent=parent):
+            return None
         else:
-            admitted = self.policy.admits(name, depth=depth, parent=parent)
-            slot = self._evict_for(names, depth) if admitted else None
+            slot = self.policy.victim()
+            if slot is not None and self._depths[slot] < depth and self._is_before(slot, names, depth):
+                slot = self._other_than(names, depth)
             if slot is None:
                 return None
+            gone = self._names[slot]
+            self.policy.evict(slot, gone)
+            del self._slots[gone]
         self._slots[name] = slot
         self._names[slot] = name
         self._depths[slot] = depth
         self.policy.enter(slot, name, depth=depth, parent=parent)
         return slot
 
-    def _evict_for(self, names: Sequence[BlockHash], depth: int) -> int | None:
-        """Free one slot for block `depth`, but never at the cost of its own chain."""
-        victim = self.policy.victim()
-        if victim is not None and self._is_before(victim, names, depth):
-            others = (slot for slot in self.policy.oldest() if not self._is_before(slot, names, depth))
-            victim = next(others, None)
-        if victim is None:
-            return None
-        name = self._names[victim]
-        assert name is not None, "what may go has a name"
-        self.policy.evict(victim, name)
-        del self._slots[name]
-        return victim
+    def _other_than(self, names: Sequence[BlockHash], depth: int) -> int | None:
+        """What may go for block `depth` and is not of its own chain."""
+        others = (slot for slot in self.policy.oldest() if not self._is_before(slot, names, depth))
+        return next(others, None)
 
     def _is_before(self, slot: int, names: Sequence[BlockHash], depth: int) -> bool:
         """True if `slot` holds a block of this chain before `depth`."""
