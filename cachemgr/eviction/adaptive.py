@@ -151,7 +151,9 @@ class AdaptivePolicy:
     ) -> None:
         """See EvictionPolicy. Their order is all that is known of them: they are no family."""
         if len(slots):
-            self._state_column[slots] = ROOT
+            leads = (depths % _GROUP == 1) | (depths == 0)
+            self._odds.begin(ROOT, self._epoch, lives=int(leads.sum()))
+            self._state_column[slots] = np.where(leads, ROOT | _LEADS, ROOT)
             self._counts_column[slots] = 1
             self._used_column[slots] = self._uses & _LOW
             self._lists.append_many(slots, ROOT)

@@ -49,9 +49,9 @@ class Odds:
         recent = [1.0 / (1 + age) for age in range(AGES)]
         self.worth = [[0.0] * AGES if kind == LEFT_BEHIND else recent for kind in range(CLASSES)]
 
-    def begin(self, kind: int, epoch: int) -> None:
-        """A life of a block of this class began in that epoch."""
-        self._alive_cells[kind * AGES + epoch % AGES] += 1
+    def begin(self, kind: int, epoch: int, *, lives: int = 1) -> None:
+        """Lives of blocks of this class began in that epoch."""
+        self._alive_cells[kind * AGES + epoch % AGES] += lives
 
     def end(self, kind: int, epoch: int, *, returned: bool) -> None:
         """A life that began in that epoch ended now: the block was used, or its end is not known."""

@@ -147,6 +147,25 @@ def test_uses_are_counted_here_and_remembered_for_what_went() -> None:
     assert policy.seen(0) == 4
 
 
+def test_what_was_found_written_is_remembered_like_others() -> None:
+    policy = AdaptivePolicy(100)
+    names = chain(3, "found")[::-1]
+    policy.enter_many(np.arange(3, dtype=np.int32), names, np.array([2, 1, 0], np.uint32))
+    assert [policy.seen(slot) for slot in range(3)] == [1, 1, 1]
+    for slot in (0, 1, 2):
+        policy.evict(slot, names[slot])
+    assert policy.uses(names[2]) == 1
+
+
+def test_when_full_of_what_comes_back_what_never_does_is_declined() -> None:
+    cache = PolicyCache(120)
+    for turn in range(400):
+        cache.request(chain(20, turn % 5))
+        cache.request(chain(20, "once", turn))
+    before = sum(cache.request(chain(20, which)) for which in range(5))
+    assert before == 100, "all five are here whatever came between"
+
+
 def test_a_chain_that_comes_back_was_seen_as_a_whole() -> None:
     policy = AdaptivePolicy(100)
     slots = list(range(40))
