@@ -63,6 +63,17 @@ def test_what_is_pinned_does_not_expire() -> None:
     assert arena.table.single.missing([CHAIN[3]]) == [], "it was used just now"
 
 
+def test_uses_count_what_came_was_found_and_is_remembered() -> None:
+    arena = Bytes(slots=4)
+    written = arrive(arena, 0)
+    arena.table.unpin([slot for slot in arena.table.single.pin([CHAIN[0]]) if slot is not None])
+    assert arena.table.single.uses([CHAIN[0], OTHER[0], CHAIN[3]]) == [2, 0, 0]
+    arena.table._state.evict(written)
+    assert arena.table.single.uses([CHAIN[0]]) == [2], "it went, and is remembered"
+    arrive(arena, 0)
+    assert arena.table.single.uses([CHAIN[0]]) == [3]
+
+
 def test_a_child_that_arrives_goes_before_its_parent() -> None:
     """Its parent is the least recently used of all."""
     arena = Bytes(slots=3)
