@@ -47,7 +47,7 @@ _UNREADABLE = 2 * CLASSES
 _CHEAP_WORTH = 0.5
 _STAYS_WITH = 16
 """So many go from one list before the lists are compared again."""
-_LEARN_EVERY = 512
+_LEARN_EVERY = 256
 _SHORTEST_EPOCH = 64
 _LOW = 0xFFFFFFFF
 _LEADS, _LIST = 0x80, 0x1F
