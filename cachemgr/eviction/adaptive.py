@@ -385,7 +385,8 @@ class AdaptivePolicy:
             if head >= sentinels:
                 continue
             age = (uses - used[head]) & _LOW
-            value = worth[OF_LIST[which]][min(age // length, AGES - 1)] if learned else 1 / (1 + age)
+            epochs = age // length
+            value = worth[OF_LIST[which]][epochs if epochs < AGES else -1] if learned else 1 / (1 + age)
             if which >= CLASSES:
                 value *= _CHEAP_WORTH
             if least < 0 or value < least:
