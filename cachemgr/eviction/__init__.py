@@ -5,6 +5,7 @@
     ├ classes     which blocks are alike in how soon they are asked for again
     ├ class_lists one list of slots per class
     ├ families    which block needs which, so that ends of chains go first
+    ├ groups      which blocks are remembered as one
     ├ odds        what a block of a class and age is worth, learned from those that came back or did not
     └ ghosts      how often, and when, what went was seen; with `memory` its one keeper
     replay        the smallest cache around it: `tensorcache simulate` replays traces through this

@@ -37,15 +37,14 @@ from cachemgr.eviction.classes import (
 )
 from cachemgr.eviction.families import Families
 from cachemgr.eviction.ghosts import Ghost
+from cachemgr.eviction.groups import GROUP, Groups, mark_of
 from cachemgr.eviction.memory import Memory
 from cachemgr.eviction.odds import AGES
 
-_GROUP = 16
-"""So many blocks of a chain are remembered and counted as one: a segment, beginning after the first block."""
 _UNREADABLE = 2 * CLASSES
 """The list of what goes before everything; below: a list per class, then one per class of cheap copies."""
 _CHEAP_WORTH = 0.5
-_STAYS_WITH = 16
+_STAYS_WITH = 8
 """So many go from one list before the lists are compared again."""
 _LEARN_EVERY = 256
 _SHORTEST_EPOCH = 64
@@ -54,6 +53,7 @@ _LEADS, _LIST = 0x80, 0x1F
 OF_LIST = [*range(CLASSES), *range(CLASSES), LEFT_BEHIND]
 """The class of each list."""
 _DEEPEST_WALK = 256
+_TRIES = 16
 _MOVED_AT_ONCE = 32
 
 
@@ -77,8 +77,10 @@ class AdaptivePolicy:
         self._state = self._state_column.data
         """The list of a slot, and _LEADS if its block is the first of a group."""
         self._counts = self._counts_column.data
-        self._gone_after = np.zeros(capacity, np.uint8).data
-        """So many blocks of its group after this one were here and are gone."""
+        self._groups = Groups(capacity)
+        self._gone, self._gone_marks, self._places = (
+            self._groups.gone, self._groups.gone_marks, self._groups.places,
+        )  # fmt: skip
         self._epoch = 0
         self._epoch_length = max(_SHORTEST_EPOCH, capacity // 8)
         self._uses = 0
@@ -91,8 +93,12 @@ class AdaptivePolicy:
         """What the head of the current list was worth when it was chosen."""
         self._admitted, self._credit = -1, 0
         """The block that entered last, and how many more may follow it unasked."""
+        self._cheap_entered = False
+        """Until then there are half as many lists to compare."""
         self._declined_after = -1
         """After this slot the rest of a group was declined; -1: a group was as a whole."""
+        self._declined_place = 0
+        """Of the block that was declined last, in its group."""
 
     def enter(
         self, slot: int, name: BlockHash, *, depth: int, parent: int | None, cheap: bool = False
@@ -101,15 +107,25 @@ class AdaptivePolicy:
         self._uses = uses = self._uses + 1
         if uses >= self._next_stop:
             self._stop()
-        state, gone_after = self._state, self._gone_after
-        leads = depth % _GROUP == 1 or not depth
-        count, gone, above = 1, 0, -1
-        if leads:
+        state = self._state
+        count, gone, above, place = 1, 0, -1, 0
+        if parent is not None:  # Groups.place_of, without a call
+            place = self._places[parent] + 1
+            if place >= GROUP:
+                place = 0
+            elif self._gone[parent]:
+                if self._gone_marks[parent] in (0, mark_of(name)):
+                    gone = self._groups.follow(parent)
+                    count = max(2, self._counts[parent])
+                else:
+                    place = 0
+            elif self._counts[parent] > 1 or self._child[parent] != -1:
+                place = 0
+        if not place:
             count, gone = self._memory.come_back(name)
-        elif parent is not None and gone_after[parent]:
-            gone = gone_after[parent] - 1
-            count = max(2, self._counts[parent])
-        gone_after[slot] = gone
+        self._places[slot] = place
+        self._gone[slot] = gone
+        self._gone_marks[slot] = 0
         if parent is not None:
             above = state[parent] & _LIST
             before = self._counts[parent]
@@ -132,12 +148,15 @@ class AdaptivePolicy:
         self._admitted = slot
         self._counts[slot] = count
         self._used[slot] = uses & _LOW
-        which = kind + CLASSES if cheap else kind
-        if leads:
+        which = kind
+        if cheap:
+            which += CLASSES
+            self._cheap_entered = True
+        if place:
+            state[slot] = which
+        else:
             self._odds.begin(kind, self._epoch)
             state[slot] = which | _LEADS
-        else:
-            state[slot] = which
         older, newer = self._older, self._newer
         before = self._sentinels + which
         if parent is not None and above == which and newer[parent] != -1:
@@ -151,7 +170,7 @@ class AdaptivePolicy:
     ) -> None:
         """See EvictionPolicy. Their order is all that is known of them: they are no family."""
         if len(slots):
-            leads = (depths % _GROUP == 1) | (depths == 0)
+            leads = self._groups.enter_many(slots, depths)
             self._odds.begin(ROOT, self._epoch, lives=int(leads.sum()))
             self._state_column[slots] = np.where(leads, ROOT | _LEADS, ROOT)
             self._counts_column[slots] = 1
@@ -222,7 +241,7 @@ class AdaptivePolicy:
         slot = self._newer[self._sentinels + self._current]
         if self._stays and slot < self._sentinels and self._child[slot] == -1:
             return slot
-        for _ in range(_GROUP):
+        for _ in range(_TRIES):
             if not self._stays or lists.least_recent(self._current) is None:
                 self._choose()
             head = lists.least_recent(self._current)
@@ -239,30 +258,24 @@ class AdaptivePolicy:
         if parent is not None and parent == self._admitted and self._credit:
             self._credit -= 1
             return True
-        self._stays = 0
         victim = self.victim() if self._odds.learned else None
         if victim is None:
             return True
         kind = self._kind_of_new(name, depth=depth, parent=parent)
         if self._odds.worth[kind][0] >= self._least:
-            self._credit = _STAYS_WITH
+            self._credit = _STAYS_WITH - 1
             return True
-        self._declined_after = -1 if parent is None or _leads(depth) else parent
-        self.decline(name, depth=depth)
+        place = self._place_of(name, parent)
+        self._declined_after = -1
+        if place and parent is not None:
+            self._declined_after = parent
+            self._gone_marks[parent] = mark_of(name)
+        self._decline(name, place, depth=depth)
         return False
 
     def decline(self, name: BlockHash, *, depth: int) -> None:
         """See EvictionPolicy."""
-        self._uses += 1
-        if not _leads(depth):
-            after = self._declined_after
-            if after == -1:
-                self._memory.lengthen(most=_GROUP - 1)
-            else:
-                self._gone_after[after] = min(self._gone_after[after] + 1, _GROUP - 1)
-        else:
-            self._declined_after = -1
-            self._memory.decline(name, BRANCH if depth else ROOT, self._epoch)
+        self._decline(name, (self._declined_place + 1) % GROUP, depth=depth)
 
     def evict(self, slot: int, name: BlockHash | None) -> None:
         """See EvictionPolicy."""
@@ -272,9 +285,9 @@ class AdaptivePolicy:
         newer[slot] = older[slot] = -1
         if self._stays:
             self._stays -= 1
-        gone = self._gone_after[slot]
+        gone = self._gone[slot]
         if gone:
-            self._gone_after[slot] = 0
+            self._gone[slot] = 0
         parent = self._parent[slot]
         if parent != -1 and self._child[parent] == slot and self._sibling[slot] == self._child[slot] == -1:
             self._child[parent] = self._parent[slot] = -1
@@ -284,8 +297,9 @@ class AdaptivePolicy:
         if state & _LEADS and name is not None:
             ghost = Ghost(self._epoch_of(slot), OF_LIST[state & _LIST], self._counts[slot], gone)
             self._memory.keep(name, ghost)
-        elif parent != -1 and gone >= self._gone_after[parent] and OF_LIST[state & _LIST] != LEFT_BEHIND:
-            self._gone_after[parent] = gone + 1
+        elif parent != -1 and name is not None and OF_LIST[state & _LIST] != LEFT_BEHIND:
+            self._gone[parent] = gone + 1 if gone + 1 < GROUP else gone
+            self._gone_marks[parent] = name[0] << 8 | name[1] or 1
 
     def forget(self, slot: int) -> None:
         """See EvictionPolicy."""
@@ -295,7 +309,7 @@ class AdaptivePolicy:
         if state & _LEADS:
             self._odds.end(OF_LIST[state & _LIST], self._epoch_of(slot), returned=False)
         self._families.leave(slot)
-        self._gone_after[slot] = 0
+        self._gone[slot] = 0
 
     def oldest(self) -> list[int]:
         """See EvictionPolicy."""
@@ -320,15 +334,31 @@ class AdaptivePolicy:
 
     def _kind_of_new(self, name: BlockHash, *, depth: int, parent: int | None) -> int:
         """The class that a block would have if it entered now."""
-        if _leads(depth):
+        if not self._place_of(name, parent):
             count = self._memory.count_of(name)
             if count:
                 return OF_COUNT[min(count + 1, MOST_SEEN)]
-        elif parent is not None and self._gone_after[parent]:
+        elif parent is not None and self._gone[parent]:
             return OF_COUNT[max(2, self._counts[parent])]
         if parent is None:
             return BRANCH if depth else ROOT
         return class_after(OF_LIST[self._state[parent] & _LIST], self._counts[parent])
+
+    def _place_of(self, name: BlockHash, parent: int | None) -> int:
+        """The place of a new block in its group; 0: it begins one."""
+        known = parent is not None and (self._counts[parent] > 1 or self._child[parent] != -1)
+        return self._groups.place_of(mark_of(name), parent, known=known)
+
+    def _decline(self, name: BlockHash, place: int, *, depth: int) -> None:
+        self._uses += 1
+        self._declined_place = place
+        if not place:
+            self._declined_after = -1
+            self._memory.decline(name, BRANCH if depth else ROOT, self._epoch)
+        elif self._declined_after == -1:
+            self._memory.lengthen(most=GROUP - 1)
+        else:
+            self._groups.lengthen(self._declined_after)
 
     def _epoch_of(self, slot: int) -> int:
         """When it was used last."""
@@ -375,18 +405,21 @@ class AdaptivePolicy:
         sentinels = self._sentinels
         self._stays = _STAYS_WITH
         self._current = _UNREADABLE
-        heads = self._newer[sentinels : sentinels + _UNREADABLE + 1].tolist()
-        if heads.pop() < sentinels:
+        if self._newer[sentinels + _UNREADABLE] < sentinels:
             return
         least = -1.0
         used, uses, length = self._used, self._uses, self._epoch_length
         worth, learned = self._odds.worth, self._odds.learned
-        for which, head in enumerate(heads):
+        lists = _UNREADABLE if self._cheap_entered else CLASSES
+        for which, head in enumerate(self._newer[sentinels : sentinels + lists].tolist()):
             if head >= sentinels:
                 continue
             age = (uses - used[head]) & _LOW
-            epochs = age // length
-            value = worth[OF_LIST[which]][epochs if epochs < AGES else -1] if learned else 1 / (1 + age)
+            if learned:
+                epochs = age // length
+                value = worth[OF_LIST[which]][epochs if epochs < AGES else -1]
+            else:
+                value = 1 / (1 + age)
             if which >= CLASSES:
                 value *= _CHEAP_WORTH
             if least < 0 or value < least:
@@ -407,8 +440,3 @@ class AdaptivePolicy:
             slot, child = child, self._families.child[child]
             steps += 1
         return slot if child == -1 else None
-
-
-def _leads(depth: int) -> bool:
-    """True for the first block of a group."""
-    return depth % _GROUP == 1 or not depth

@@ -89,7 +89,7 @@ class EvictionPolicy(Protocol):
     def uses(self, name: BlockHash) -> int:
         """The same of a block that was evicted or declined; 0 if nobody remembers it.
 
-        One block of sixteen is remembered for all of them: the first of a chain, and those after 16, 32, …
+        The first block of a group (groups.py) is remembered for all of them.
         """
         ...
 

@@ -1,25 +1,24 @@
 """What is remembered of blocks that went: how often they were seen, and when last.
 
-One entry stands for a group, eight blocks of a chain that follow each other: they share their fate. The table
+One entry stands for a group, up to sixteen blocks of a chain that follow each other: they share their fate. The table
 is set-associative like a processor's cache: a fingerprint picks a row of four, the longest unused of them
 gives way. Entries are numbers in columns, 11 bytes each; there are at most as many as slots.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 _WAYS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Ghost:
+class Ghost(NamedTuple):
     """A group that went."""
 
     epoch: int
     """When it was last used."""
     kind: int
-    count: int
+    seen: int
     followers: int
     """So many blocks of the group after its first one were here as well."""
 
@@ -60,11 +59,17 @@ class Ghosts:
             return ghost
         row = mark % self._rows * _WAYS
         marks, epochs = self._marks, self._epochs
-        entry = min(range(row, row + _WAYS), key=lambda at: epochs[at] if marks[at] else -1)
+        entry, oldest = row, 1 << 62
+        for at in range(row, row + _WAYS):
+            if not marks[at]:
+                entry = at
+                break
+            if epochs[at] < oldest:
+                entry, oldest = at, epochs[at]
         lost = self._at(entry) if marks[entry] else None
         self.held += lost is None
         marks[entry], epochs[entry] = mark, ghost.epoch
-        self._kinds[entry], self._counts[entry] = ghost.kind, ghost.count
+        self._kinds[entry], self._counts[entry] = ghost.kind, ghost.seen
         self._followers[entry] = ghost.followers
         return lost
 
@@ -79,7 +84,10 @@ class Ghosts:
             return None
         row = mark % self._rows * _WAYS
         marks = self._marks
-        return next((at for at in range(row, row + _WAYS) if marks[at] == mark), None)
+        for at in range(row, row + _WAYS):
+            if marks[at] == mark:
+                return at
+        return None
 
     def _at(self, entry: int) -> Ghost:
         return Ghost(self._epochs[entry], self._kinds[entry], self._counts[entry], self._followers[entry])

@@ -20,7 +20,7 @@ class Memory:
         if ghost is None:
             return 1, 0
         self.odds.end(ghost.kind, ghost.epoch, returned=True)
-        return min(ghost.count + 1, MOST_SEEN), ghost.followers
+        return min(ghost.seen + 1, MOST_SEEN), ghost.followers
 
     def keep(self, name: BlockHash, ghost: Ghost) -> None:
         """A block went."""
@@ -44,7 +44,7 @@ class Memory:
     def count_of(self, name: BlockHash) -> int:
         """How often a block that is not here was seen; 0 if that is not known."""
         ghost = self._ghosts.find(_mark(name))
-        return 0 if ghost is None else ghost.count
+        return 0 if ghost is None else ghost.seen
 
     def gauges(self) -> dict[str, float]:
         """For the metrics page."""
