@@ -197,6 +197,7 @@ class HostCache:
         from cachemgr.host_store import TierStore  # a cache that is alone does without the cluster's code
 
         self._remote = remote(TierStore(self._format, opener=self._opener, tier=lambda: self._tier))
+        self._tier.table.declines = not self._remote.active
 
     def check_integrity(self) -> None:
         """AssertionError if index, order, pins and arenas contradict each other.
@@ -293,7 +294,7 @@ class HostCache:
             self._tier.attach(arena)
 
     def _new_tier(self) -> HostTier:
-        return HostTier(
+        tier = HostTier(
             self._files,
             opener=self._opener,
             ttl_s=self._ttl_s,
@@ -301,6 +302,8 @@ class HostCache:
             counts=self._counts,
             pins=self._pins,
         )
+        tier.table.declines = not self._remote.active
+        return tier
 
     def _refresh_on(self) -> None:
         """During a reload the process before us still holds its arena at first, and keeps committing."""

@@ -46,6 +46,9 @@ class SlotTable:
         self._erase = erase
         self._clock = clock
         self._counts = counts
+        self.declines = True
+        """A block that is worth less than what must go for it does not enter. False: it does all the same,
+        because whoever is beyond this process gets it from here."""
         self.single = SingleBlocks(self._state)
         """The same slots for whoever asks for blocks by name, in any order."""
 
@@ -291,7 +294,7 @@ class SlotTable:
             order.decline(name, depth=index)
             return _FULL  # a block whose parent is missing cannot be found: nothing goes for its sake
         before = self._state.index.find(parent) if parent is not None else None
-        if not order.admits(name, depth=index, parent=before):
+        if self.declines and not order.admits(name, depth=index, parent=before):
             self._counts.declined_blocks += 1
             return _DECLINED
         victim = order.victim()

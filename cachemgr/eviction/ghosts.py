@@ -1,8 +1,8 @@
 """What is remembered of blocks that went: how often they were seen, and when last.
 
-One entry stands for a group, up to sixteen blocks of a chain that follow each other: they share their fate. The table
-is set-associative like a processor's cache: a fingerprint picks a row of four, the longest unused of them
-gives way. Entries are numbers in columns, 11 bytes each; there are at most as many as slots.
+One entry stands for a group of blocks (groups.py): they share their fate. The table is set-associative like a
+processor's cache: a fingerprint picks a row of four, the longest unused of them gives way. Entries are
+numbers in columns, 11 bytes each; there are at most as many as slots.
 """
 
 from typing import NamedTuple

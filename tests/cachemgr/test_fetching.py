@@ -336,6 +336,22 @@ def test_a_cache_whose_tiers_cannot_be_made_is_not_left_open(host: Host) -> None
     assert host.open(blocks=8).counters()["cache_slots"] == 8, "its arena is free again"
 
 
+@pytest.mark.parametrize("beyond", [False, True])
+def test_a_full_cache_declines_blocks_only_where_nobody_beyond_would_miss_them(
+    host: Host, beyond: bool
+) -> None:
+    """What keeps coming back is worth more than what comes once; but others get a block only from here."""
+    others = Beyond()
+    cache = host.open(blocks=120, remote=(lambda store: others) if beyond else None)
+    others.cache = cache
+    for turn in range(300):
+        for hashes in (chain(cache, 20, seed=turn % 5), chain(cache, 20, seed=100 + turn)):
+            cache.acquire(hashes, deadline=None).release()
+            fill(cache, hashes)
+    declined = cache.counters()["cache_declined_blocks_total"]
+    assert (declined == 0) if beyond else (declined > 100)
+
+
 def test_the_travelled_tier_fetches_every_block_it_restores(host: Host) -> None:
     cache = open_travelled_tier(host)(blocks=16)
     hashes = chain(cache, 12)
