@@ -1,7 +1,10 @@
 """Which block goes next when there is no room, and what is remembered of those that went.
 
     contract      what a cache tells the policy, and asks of it
-    adaptive      the product's policy: classes of blocks, the one whose oldest is worth least goes first
+    adaptive      the product's policy: what enters, is used and goes, and so changes class
+    ├ choice      the class whose least recent block is worth least, and there a leaf, goes first
+    ├ admission   is a new block worth what must go for it?
+    ├ slots       what is known of every slot, and the clock
     ├ classes     which blocks are alike in how soon they are asked for again
     ├ class_lists one list of slots per class
     ├ families    which block needs which, so that ends of chains go first
