@@ -87,8 +87,9 @@ class AdaptivePolicy:
         if not place:
             count, gone = self._memory.come_back(name)
         self._places[slot] = place
-        self._gone[slot] = gone
-        self._gone_marks[slot] = 0
+        if gone:
+            self._gone[slot] = gone
+            self._gone_marks[slot] = 0
         if parent is not None:
             above = state[parent] & LIST
             before = self._counts[parent]
