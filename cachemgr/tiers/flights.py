@@ -10,6 +10,7 @@ at the end.
 
 Invariants
 - A block (per store) is in one flight at a time; one that everybody left can be asked for again at once.
+- A flight that is over has no block on its way.
 - What a flight learned of its tier's speed is noted when it ends, however it ends.
 
 Threads: the IO loop.
@@ -152,7 +153,7 @@ class Flights:
     ) -> Flight:
         """None of the blocks is on its way. Whoever begins it joins it before the loop turns."""
         flight = Flight(tier, store, blocks, deadline=deadline, clock=self._clock, landed=self._one_landed)
-        flight.task = self._tasks.begin(store, flight.bring())
+        flight.task = self._tasks.begin(store, self._bring(flight))
         names = self._of.setdefault(store, {})
         names.update((block.hash, (flight, at)) for at, block in enumerate(blocks))
         flight.task.add_done_callback(lambda task: self._over(flight, cost, counts))
@@ -172,6 +173,12 @@ class Flights:
         if not flight.interest and not flight.over and flight.came < len(flight.blocks):
             flight.left = "late" if late else "early"
             flight.task.cancel()
+            self._forget(flight, flight.blocks)
+
+    async def _bring(self, flight: Flight) -> None:
+        try:
+            await flight.bring()
+        finally:  # not once it is over: who looks in between would find a block on its way that never comes
             self._forget(flight, flight.blocks)
 
     def _one_landed(self, flight: Flight) -> None:

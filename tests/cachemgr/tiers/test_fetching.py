@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -578,6 +579,38 @@ def test_a_waiter_with_more_time_goes_on_after_a_flight_ended() -> None:
         await rig.fetch(block_s=None, limit_s=60.0)
         await first
         assert rig.store.run(CHAIN) == 32
+
+    simulate(work)
+
+
+def test_who_comes_as_a_flight_ends_short_does_not_wait_for_what_it_left() -> None:
+    """Between the end of a task and what is called after it, others run: they would look again and again."""
+
+    class Watched(StoreDouble):
+        looks = 0
+
+        def missing(self, hashes: Sequence[BlockHash]) -> list[int]:
+            self.looks += 1
+            assert self.looks < 1000, "the loop is held up"
+            return super().missing(hashes)
+
+    class Short(TierDouble):
+        other: asyncio.Task[float] | None = None
+
+        async def get(self, *arguments: Any, **options: Any) -> None:
+            await super().get(*arguments, **options)
+            self.other = self.other or asyncio.create_task(rig.fetch())
+
+    tier = Short("redis", CHAIN)
+    tier.lacks = {CHAIN[5]}
+    rig = Rig(tier, store=Watched())
+
+    async def work() -> None:
+        await rig.fetch()
+        assert tier.other is not None
+        await tier.other
+        assert rig.store.run(CHAIN) == 5
+        assert rig.forgotten()
 
     simulate(work)
 
