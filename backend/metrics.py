@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from backend.sequence import Sequence as Running
+from cachemgr import metric_text
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +271,7 @@ class RequestMetrics:
             if reading.name.endswith("_total"):
                 self._raise_total(reading)
             else:
-                self._set(reading.name, _describe(reading.name), reading.value, tier=reading.tier)
+                self._set(reading.name, metric_text(reading.name), reading.value, tier=reading.tier)
 
     def _set(self, name: str, description: str, value: float, *, tier: str = "") -> None:
         gauge = self._gauges.get((name, tier))
@@ -283,7 +284,7 @@ class RequestMetrics:
         """Triton's counters can be added to, not set: add what is new."""
         key = (reading.name, reading.tier)
         if key not in self._totals:
-            counter = self._instruments.counter(key[0], _describe(key[0]), self._labels_of(reading.tier))
+            counter = self._instruments.counter(key[0], metric_text(key[0]), self._labels_of(reading.tier))
             self._totals[key] = (counter, 0.0)
         counter, published = self._totals[key]
         if reading.value > published:
@@ -295,10 +296,6 @@ class RequestMetrics:
 
     def _count(self, name: str, description: str) -> Counter:
         return self._instruments.counter(name, description, self._labels)
-
-
-def _describe(name: str) -> str:
-    return name.replace("_", " ").capitalize()
 
 
 def _shown(request_id: str) -> str:

@@ -24,7 +24,8 @@
     breaker         stops asking who does not answer
     remote, no_pins the null objects where no tier beyond this process, and no GPU, is configured
     secrets, keys   what names and tags are keyed with, and how keys are derived
-    settings        bounds and names of a node;  `errors` the refusals;  `counts` what the metrics show
+    settings        bounds and names of a node;  `errors` the refusals;  `counts` what the metrics show,
+                    and `metric_texts` what that says
 
 Read path: `hashes` → `lookup` counts the known run → `acquire` pins it → `restore` copies each block to
 private memory, checks header and tag on the copy, hands it to the engine → `release`.
@@ -56,6 +57,7 @@ from cachemgr.contract import (
 from cachemgr.errors import CacheError, SecretsError, SettingsError
 from cachemgr.joining import Beyond, NothingBeyond, reach_beyond
 from cachemgr.lane_tier import LaneTier
+from cachemgr.metric_texts import metric_text
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.secrets import CacheSecrets, complete_secrets
 from cachemgr.settings import CacheSettings
@@ -85,6 +87,7 @@ __all__ = [
     "SettingsError",
     "Sink",
     "complete_secrets",
+    "metric_text",
     "open_cache",
     "reach_beyond",
 ]

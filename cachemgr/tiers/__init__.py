@@ -10,6 +10,7 @@
     │ └ fetch_counts  what became of fetches, by tier
     demotion        what was made or used here is offered to the tiers below
     beyond          the IO thread and all of the above: opened once per process
+    tier_counts     what every tier counts, under the same names
     redis_tier      Redis or Valkey;  `lmdb_tier` a disk of this node
 
 Imported only where a tier is configured. Threads: the IO loop, but for `door`.

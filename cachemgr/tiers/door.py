@@ -50,7 +50,7 @@ class Beyond(Protocol):
 
 
 @dataclass(slots=True)
-class TierCounts:
+class DoorCounts:
     """Totals of one door."""
 
     refused_fetches: int = 0
@@ -94,7 +94,7 @@ class TiersDoor:
         self._beyond = beyond
         self._limit = limit
         self._most_offers = offers
-        self._counts = TierCounts()
+        self._counts = DoorCounts()
         self._lock = threading.Lock()
         self._reads: set[_Read] = set()
         self._offers: deque[tuple[Sequence[BlockHash], int | None]] = deque()

@@ -10,7 +10,7 @@
       ├ folder      the lock of the writer; beginning anew
       └ database    LMDB; `map_gate`: nobody uses the map while it moves
     ending      how the loop waits for what a thread does;  `read_call` one call on its way
-    record      how a block lies in the file;  `counts` totals;  `errors` what stays inside
+    record      how a block lies in the file;  `counts` its totals;  `errors` what stays inside
 
 One environment holds the blocks of all formats: a name says which it is, one bound and one policy cover all,
 and an engine that is rolled back finds what was not evicted meanwhile. Several processes of a node share the

@@ -78,7 +78,7 @@ class Batches:
         shelf = self._shelf
         fresh = list({offer.key: offer for offer in offers if offer.key not in shelf.rows}.values())
         known = [offer.key for offer in offers if offer.key in shelf.rows]
-        self._counts.put_known += len(known)
+        self._counts.add(put_known=len(known))
         shelf.used(known)
         shelf.use_noted()
         held = self._hold(fresh)
@@ -93,11 +93,11 @@ class Batches:
             if count or removed:
                 shelf.write_succeeded()
         except DiskIsFull:
-            self._counts.put_dropped += count
+            self._counts.add(put_dropped=count)
             self._stay_within_file()
             raise
         except LmdbTrouble:
-            self._counts.put_dropped += count
+            self._counts.add(put_dropped=count)
             raise
         finally:
             _let_go(held)
@@ -109,7 +109,7 @@ class Batches:
         for store in {id(offer.store): offer.store for offer in offers}.values():
             names = [offer.address.hash for offer in offers if offer.store is store]
             if disk_nbytes(store.payload_nbytes) > self._limit // 4:
-                self._counts.put_dropped += len(names)
+                self._counts.add(put_dropped=len(names))
                 continue
             key = keys_of(store.format_id)
             shards = [shard for shard in store.hold(names) if shard is not None]
@@ -157,6 +157,7 @@ class Batches:
         except LmdbTrouble:
             self._shelf.rows.restore(gone)  # found again, and wrong again
             raise
+        self._counts.removed_blocks += len(gone)
         return True
 
     def _write(self, held: list[_Held], released: Callable[[], None]) -> None:

@@ -1,34 +1,17 @@
-"""What the LMDB tier counts."""
+"""What the LMDB tier counts beside what every tier does."""
 
-from dataclasses import asdict, dataclass
+import threading
+from dataclasses import dataclass, field
+
+from cachemgr.tiers.tier_counts import TierCounts
 
 
 @dataclass(slots=True)
-class LmdbCounts:
-    """Totals since this process began. Each field is written by one thread, or under the queue's lock."""
+class LmdbCounts(TierCounts):
+    """Totals since this process began. A field that several threads write is raised by `add`."""
 
-    known_calls: int = 0
-    get_calls: int = 0
-    get_blocks: int = 0
-    got_bytes: int = 0
-    missing_blocks: int = 0
-    """Asked for, and not there: each ends a `get`."""
-    corrupt_blocks: int = 0
-    unreadable_blocks: int = 0
-    timeouts: int = 0
-    """Calls that were given up at their deadline."""
-    failed_calls: int = 0
-    """Calls that ended in an exception: our own bug."""
-    put_blocks: int = 0
-    put_bytes: int = 0
-    put_known: int = 0
-    """Offered and kept already: they count as used."""
-    put_dropped: int = 0
-    """Found the queue full, were in a batch that failed, or waited when it closed."""
     put_declined: int = 0
     """Not worth what would have gone for them, says the policy."""
-    put_gone: int = 0
-    """Left the host tier before their turn."""
     put_not_writer: int = 0
     """Offered while another process of this node, or nobody, writes this folder."""
     batches: int = 0
@@ -41,7 +24,10 @@ class LmdbCounts:
     """The folder was emptied: broken, larger than its bound, or not known to be whole after a power cut."""
     dead_readers: int = 0
     """Places in LMDB's table of readers that killed processes had left."""
+    _adding: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
-    def totals(self) -> dict[str, float]:
-        """Every total as `<what>_total`."""
-        return {f"{name}_total": float(value) for name, value in asdict(self).items()}
+    def add(self, **more: int) -> None:
+        """Raise fields by so much. Any thread."""
+        with self._adding:
+            for name, count in more.items():
+                setattr(self, name, getattr(self, name) + count)

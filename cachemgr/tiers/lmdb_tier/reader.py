@@ -148,7 +148,7 @@ class Reader:
         except LmdbTrouble as error:
             self._shelf.trouble(error, database)
         except Exception:
-            self._counts.failed_calls += 1
+            self._counts.add(failed_calls=1)
             log.exception("reading blocks failed")
         if call.payload and call.result:
             self._shelf.used([key(address.hash) for address in call.blocks[: call.result]])
@@ -176,6 +176,7 @@ class Reader:
             return False
         incoming = store.reserve(address)
         if incoming is None:
+            self._counts.not_kept_blocks += 1
             return True
         try:
             whole = _fill(snapshot, call, key, incoming, check) and check.passed()

@@ -72,9 +72,12 @@ class LmdbTier:
             return 0
         if self._shelf.writes:
             key = keys_of(store.format_id)
-            return self._shelf.rows.leading(key(address.hash) for address in blocks)
-        call = ReadCall(store, blocks, payload=False)
-        return await self._reader.run(call, deadline=deadline)
+            known = self._shelf.rows.leading(key(address.hash) for address in blocks)
+        else:
+            call = ReadCall(store, blocks, payload=False)
+            known = await self._reader.run(call, deadline=deadline)
+        self._counts.known_blocks += known
+        return known
 
     async def get(
         self,
@@ -95,13 +98,13 @@ class LmdbTier:
         if not self._running or os.getpid() != self._pid:
             return
         if self._shelf.reads_only:
-            self._counts.put_not_writer += len(blocks)
+            self._counts.add(put_not_writer=len(blocks))
             return
         rows, key = self._shelf.rows, keys_of(store.format_id)
         offers = [Offer(store, address, key(address.hash)) for address in blocks]
         known = [offer.key for offer in offers if offer.key in rows]
         if known:
-            self._counts.put_known += len(known)
+            self._counts.add(put_known=len(known))
             self._shelf.used(known)
         if len(known) < len(offers):
             self._writer.offer([offer for offer in offers if offer.key not in rows])

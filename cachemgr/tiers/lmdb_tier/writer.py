@@ -81,7 +81,7 @@ class Writer:
                 if offer.key in self._keys:
                     continue
                 if len(self._waiting) >= self._settings.queue_blocks or self._closing_by is not None:
-                    self._counts.put_dropped += 1
+                    self._counts.add(put_dropped=1)
                     continue
                 if not self._waiting:
                     self._since = self._clock()
@@ -97,7 +97,7 @@ class Writer:
         await self._hurry(store, limit_s / 2)
         with self._changed:
             kept = [offer for offer in self._waiting if offer.store is not store]
-            self._counts.put_dropped += len(self._waiting) - len(kept)
+            self._counts.add(put_dropped=len(self._waiting) - len(kept))
             self._set_waiting(kept)
             if not any(one is store for one in self._using):
                 return True
@@ -134,7 +134,7 @@ class Writer:
                 pass
         finally:
             with self._changed:
-                self._counts.put_dropped += len(self._waiting)
+                self._counts.add(put_dropped=len(self._waiting))
                 self._set_waiting(())
             self._shelf.close()
             assert self._over is not None
@@ -145,7 +145,7 @@ class Writer:
         self._guarded(self._shelf.look)
         with self._changed:
             if self._shelf.reads_only:  # what came before that was known
-                self._counts.put_not_writer += len(self._waiting)
+                self._counts.add(put_not_writer=len(self._waiting))
                 self._set_waiting(())
             if not self._due():
                 self._changed.wait(self._pause())
@@ -170,7 +170,7 @@ class Writer:
         try:
             step()
         except Exception:
-            self._counts.failed_calls += 1
+            self._counts.add(failed_calls=1)
             log.exception("writing blocks failed")
             self._released()
 

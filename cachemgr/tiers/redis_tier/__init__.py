@@ -6,8 +6,9 @@
     │ └ server    one server: its connections, its breaker
     ├ arriving    values into reserved slots, checked while hot
     └ writing     blocks that wait to be kept;  `offered` which were lately
+      └ refusing  servers that answer and take nothing
     keys          what a block is called there
-    counts        what the metrics show
+    counts        what it counts beside what every tier does
 
 A value is the shard as it lies in an arena: 128 bytes of header, then the payload. It lives for `ttl_s` after
 it was last read or offered.

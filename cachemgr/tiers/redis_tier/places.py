@@ -35,6 +35,11 @@ class Places(Protocol):
         """True while there is a server that may be asked."""
         ...
 
+    @property
+    def left_alone(self) -> int:
+        """How many servers are not asked now."""
+        ...
+
     def server_of(self, segment: BlockHash) -> Server | None:
         """Whom to ask; None while nobody is known to have it."""
         ...
@@ -63,6 +68,11 @@ class OneServer:
     def usable(self) -> bool:
         """See Places."""
         return self._server.usable
+
+    @property
+    def left_alone(self) -> int:
+        """See Places."""
+        return int(not self._server.usable)
 
     def server_of(self, segment: BlockHash) -> Server | None:
         """See Places."""
@@ -103,6 +113,11 @@ class ClusterServers:
     def usable(self) -> bool:
         """See Places."""
         return any(server.usable for server in self._owners)
+
+    @property
+    def left_alone(self) -> int:
+        """See Places. Before there is a map, there is the seed."""
+        return sum(not server.usable for server in self._servers.values() or (self._seed,))
 
     def server_of(self, segment: BlockHash) -> Server | None:
         """See Places."""

@@ -69,7 +69,7 @@ class RedisTier:
 
     async def known(self, store: HostStore, blocks: Sequence[BlockAddress], *, deadline: float) -> int:
         """See LowerTier."""
-        self._counts.known += 1
+        self._counts.known_calls += 1
         keys = self._keys_of(store)
         by_server: dict[Server, list[int]] = {}
         at = 0
@@ -105,7 +105,7 @@ class RedisTier:
         arrived: Callable[[int], None],
     ) -> None:
         """See LowerTier. One exchange per server in turn: a run comes in order."""
-        self._counts.gets += 1
+        self._counts.get_calls += 1
         window = max(1, self._settings.window_bytes // (HEADER_NBYTES + store.payload_nbytes))
         keys = self._keys_of(store)
         for server, run in self._runs(blocks):
@@ -144,9 +144,10 @@ class RedisTier:
         failures = self._looks.failures + (0 if self._writes is None else self._writes.failures)
         return {
             **self._counts.totals(),
-            "failures_total": float(failures),
-            "breaker_open": float(not self.usable),
+            "failed_calls_total": float(failures),
             "queue_blocks": float(waiting),
+            "usable": float(self.usable),
+            "breaker_open": float(1 if self._places is None else self._places.left_alone),
         }
 
     async def close(self) -> None:

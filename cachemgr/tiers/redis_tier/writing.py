@@ -196,7 +196,7 @@ class WriteBehind:
             if isinstance(answer, RedisTrouble):
                 self._refused(server, answer)
             elif answer:
-                self._counts.put_refreshed += 1
+                self._counts.put_known += 1
                 self.offered.add(block.hash)
             else:
                 absent.append(block)

@@ -126,7 +126,7 @@ def test_what_is_offered_by_another_node_lives_on_and_moves_no_bytes(
             await pair.keep(tier)
             await pair.keep(other)
             assert other.counters()["put_blocks_total"] == 0
-            assert other.counters()["put_refreshed_total"] == BLOCKS
+            assert other.counters()["put_known_total"] == BLOCKS
             assert int(redis_server.command("TTL", key_of(pair, pair.blocks[0]))[1:]) > 4000
 
     asyncio.run(run())
