@@ -131,6 +131,8 @@ class _NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _SECTIONS = {"cluster": ClusterSettings, "redis": RedisTierSettings, "lmdb": LmdbTierSettings}
+_NEEDED = {"redis": "url", "lmdb": "path"}
+"""Without it there is no such tier: who sets anything else there meant to have one."""
 
 
 class NodeSettings(msgspec.Struct, frozen=True):
@@ -205,11 +207,15 @@ def _check_sections(data: Mapping[str, Any], path: Path) -> None:
     """What a section says of its own fields, with the section's name before it."""
     for section, kind in _SECTIONS.items():
         try:
-            msgspec.convert(data.get(section, {}), kind)
+            settings = msgspec.convert(data.get(section, {}), kind)
         except CacheError as error:
             raise ConfigError(f"{path}: {section}.{error}") from None
         except msgspec.ValidationError:
             continue  # found again, and named, when the whole file is read
+        needed = _NEEDED.get(section)
+        others = [key for key in data.get(section, {}) if key != needed]
+        if needed and others and not settings.enabled:
+            raise ConfigError(f"{path}: {section}.{needed}: must be set where {others[0]} is")
 
 
 def _anchored(section: S, root: Path, *names: str) -> S:

@@ -40,6 +40,7 @@ from engines import EngineError
 log = logging.getLogger(__name__)
 
 FACADE_PARAMETER: Final = "facade_for"
+ROOMS: Final = ("backend", "cachemgr", "engines")
 
 
 def _pb_utils() -> Any:
@@ -103,7 +104,7 @@ class TritonPythonModel:
             parameters.setdefault("device", args["model_instance_device_id"])
         settings = read_model_settings(parameters)
         node = read_node_settings(config_path(Path(__file__).resolve().parent.parent))
-        logging.getLogger().setLevel(node.log_level.upper())
+        _log_in_detail(node.log_level)
         service = open_decoder(
             name,
             Path(args["model_repository"]) / version,
@@ -300,6 +301,12 @@ def _inputs(request: Any) -> dict[str, npt.NDArray[Any]]:
 
 def _text(value: str) -> npt.NDArray[Any]:
     return np.array([value.encode("utf-8")], dtype=np.object_)
+
+
+def _log_in_detail(level: str) -> None:
+    """Our own loggers only: what libraries say at that level is nobody's here."""
+    for room in ROOMS:
+        logging.getLogger(room).setLevel(level.upper())
 
 
 def _log_to_stderr() -> None:

@@ -101,8 +101,9 @@ def test_lower_tiers_are_sections_of_their_own_with_paths_beside_the_file(tmp_pa
     assert node.log_level == "debug"
 
 
-def test_an_empty_file_is_the_defaults(tmp_path):
-    node = read_node_settings(write(tmp_path, ""))
+@pytest.mark.parametrize("text", ["", "[redis]\n[lmdb]\n", '[lmdb]\npath = ""'])
+def test_an_empty_file_is_the_defaults(tmp_path, text):
+    node = read_node_settings(write(tmp_path, text))
     assert (node.cluster.enabled, node.redis.enabled, node.lmdb.enabled) == (False, False, False)
     assert node.trust.keys == ()
     assert node.cache.directory == "/dev/shm"
@@ -136,6 +137,8 @@ def test_forwarded_headers_are_names_in_any_case(tmp_path):
         ('[redis]\npassword_file = "p"', "redis.url: must be set where password_file is, got ''"),
         ("[redis]\nttl_s = 0", "redis.ttl_s: expected float >= 1.0, found 0"),
         ("[lmdb]\nmax_bytes = 5", "lmdb.max_bytes: expected int >= 4194304, found 5"),
+        ("[lmdb]\nmax_bytes = 34359738368", "lmdb.path: must be set where max_bytes is"),
+        ("[redis]\nttl_s = 60", "redis.url: must be set where ttl_s is"),
         ("[lmdb]\nfolder = 'x'", "lmdb.folder: unknown key"),
         ("what", "expected TOML, found: "),
     ],

@@ -46,6 +46,18 @@ def test_log_lines_have_their_letters_whatever_the_locale():
 LAST = Delta(" end", [5], [-0.5], FinishReason.STOP, Usage(7, 3, 2, 0.1))
 
 
+def test_details_are_logged_of_our_own_rooms_and_of_no_library():
+    program = (
+        "import asyncio, logging, backend.triton as triton; triton._log_to_stderr()\n"
+        "triton._log_in_detail('debug'); logging.getLogger('cachemgr.tiers.fetching').debug('why')\n"
+        "asyncio.new_event_loop().close()"
+    )
+    env = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True, text=True)
+    assert ran.stderr.endswith("cachemgr.tiers.fetching: why\n")
+    assert ran.stderr.count("\n") == 1
+
+
 def test_a_delta_carries_text_and_ids_and_the_last_one_the_totals():
     assert values(encode()(Delta("hé", [3, 4]))) == {"text_output": ["hé".encode()], "output_ids": [3, 4]}
     last = values(encode()(LAST))
