@@ -52,8 +52,9 @@ def test_details_are_logged_of_our_own_rooms_and_of_no_library():
         "triton._log_in_detail('debug'); logging.getLogger('cachemgr.tiers.fetching').debug('why')\n"
         "asyncio.new_event_loop().close()"
     )
-    env = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    ran = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=30, check=True, text=True
+    )
     assert ran.stderr.endswith("cachemgr.tiers.fetching: why\n")
     assert ran.stderr.count("\n") == 1
 
