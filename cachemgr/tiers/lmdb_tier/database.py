@@ -22,7 +22,7 @@ import lmdb
 
 from cachemgr.tiers.lmdb_tier.errors import DiskIsFull, LmdbTrouble, MapIsFull, MustReopen, StoreBroken
 from cachemgr.tiers.lmdb_tier.map_gate import MapGate
-from cachemgr.tiers.lmdb_tier.record import PAGE_NBYTES, piece_key
+from cachemgr.tiers.lmdb_tier.record import PAGE_NBYTES, RECORD_NBYTES, piece_key
 
 FIRST_MAP_NBYTES = 64 << 20
 _RESIZE_S = 2.0
@@ -77,13 +77,15 @@ class Snapshot:
         return _used_nbytes(self._txn, (self._blocks, self._pieces))
 
     def records(self) -> tuple[list[bytes], list[bytes]]:
-        """All keys, and the record of each. Touches no payload."""
+        """All keys, and the record of each, without payloads. StoreBroken if they are no records of ours."""
         keys: list[bytes] = []
         records: list[bytes] = []
         with self._txn.cursor(db=self._blocks) as cursor:
             for key, record in cursor.iternext():
                 keys.append(bytes(key))
                 records.append(bytes(record))
+        if set(map(len, records)) - {RECORD_NBYTES}:
+            raise StoreBroken("its records are of another size")
         return keys, records
 
 
@@ -155,6 +157,8 @@ class Database:
                 max_dbs=2, max_readers=126, sync=synced, metasync=synced,
             )  # fmt: skip
             try:
+                if writer:
+                    self._lengthen(folder / "data.mdb")
                 self._blocks = self._env.open_db(b"blocks", create=writer)
                 self._pieces = self._env.open_db(b"pieces", create=writer)
                 if self._env.stat()["psize"] != PAGE_NBYTES:
@@ -217,6 +221,14 @@ class Database:
         """LmdbTrouble, and it stays open, if a reader does not end. Idempotent."""
         with _our_errors(), self.gate.alone(_RESIZE_S):
             self._env.close()
+
+    def _lengthen(self, file: Path) -> None:
+        """What was cut off is read as zeros, and so found broken: beyond the end of a file, reading kills."""
+        if os.stat(file).st_size < self.file_nbytes:
+            try:
+                os.truncate(file, self.file_nbytes)
+            except OSError as error:
+                raise StoreBroken(f"shorter than it says it is: {error.strerror}") from error
 
     def _begin(self) -> "lmdb.Transaction[memoryview] | None":
         """None if another process made the map larger."""

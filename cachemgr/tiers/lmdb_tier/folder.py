@@ -73,12 +73,17 @@ class TierFolder:
     def begin_anew(self) -> None:
         """Delete what is kept. Whoever has it open reads on in the deleted files until he looks again."""
         with _trouble(f"{self.path}"), self._folder_lock(fcntl.LOCK_EX):
-            gone = self.path / f"gone-{os.getpid()}"
+            self._remove_gone()  # first: in a container every process may have the same number
             if self.blocks.exists():
-                self.blocks.rename(gone)
-            for left in self.path.glob("gone-*"):
-                shutil.rmtree(left)
+                self.blocks.rename(self.path / f"gone-{os.getpid()}")
+            self._remove_gone()
             self._marker.unlink(missing_ok=True)
+
+    def finish_beginning_anew(self) -> None:
+        """Delete what a process left that was killed while it began anew."""
+        if any(self._gone()):
+            with _trouble(f"{self.path}"), self._folder_lock(fcntl.LOCK_EX):
+                self._remove_gone()
 
     def data_nbytes(self) -> int:
         """Size of the file of blocks; 0 if there is none."""
@@ -115,6 +120,13 @@ class TierFolder:
     @property
     def _marker(self) -> Path:
         return self.path / "unsynced"
+
+    def _gone(self) -> Iterator[Path]:
+        return self.path.glob("gone-*")
+
+    def _remove_gone(self) -> None:
+        for left in self._gone():
+            shutil.rmtree(left)
 
     def _make(self) -> None:
         if not self.path.is_dir():

@@ -192,20 +192,30 @@ class LmdbShelf:
         elif not self._folder.whole():
             raise LmdbTrouble("not known to be whole since the machine was started")
         try:
-            self._open_database(writer)
+            self._open_whole(writer)
         except StoreBroken as error:
             if not writer:
                 raise
             self._begin_anew(str(error))
-            self._open_database(writer)
+            self._open_whole(writer)
         if writer:
-            self._load()
             log.info(
                 "lmdb: %s is written by this process: %d blocks found", self._folder.path, len(self.rows)
             )
         self.write_succeeded()
 
+    def _open_whole(self, writer: bool) -> None:
+        """Opened, and who writes knows what is there; or closed."""
+        self._open_database(writer)
+        if writer:
+            try:
+                self._load()
+            except BaseException:
+                self._shut()
+                raise
+
     def _prepare(self) -> None:
+        self._folder.finish_beginning_anew()
         if not self._folder.whole():
             self._begin_anew("not known to be whole since the machine was started")
         if self._folder.data_nbytes() > self.bound:
