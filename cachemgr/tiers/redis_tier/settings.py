@@ -13,6 +13,8 @@ from cachemgr.redis_address import RedisAddress, without_secrets
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 _LONGEST_PASSWORD = 4096
+_WHERE = "redis.password_file"
+"""Read after the rest of the section was checked: who refuses it knows no section."""
 
 
 class RedisTierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,17 +81,17 @@ def _password(path: str) -> str:
         with os.fdopen(fd, "rb") as file:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode) or info.st_uid not in (os.geteuid(), 0):
-                raise SettingsError("password_file", "must be a regular file of this user", path)
+                raise SettingsError(_WHERE, "must be a regular file of this user", path)
             if info.st_mode & 0o077:
                 mode = f"{stat.S_IMODE(info.st_mode):04o}"
-                raise SettingsError("password_file", f"{path} must not be open to others (mode 0600)", mode)
+                raise SettingsError(_WHERE, f"{path} must not be open to others (mode 0600)", mode)
             first = file.read(_LONGEST_PASSWORD + 1).split(b"\n", 1)[0].rstrip(b"\r")
     except OSError as error:
-        raise SettingsError("password_file", f"cannot be read ({error.strerror})", path) from None
+        raise SettingsError(_WHERE, f"cannot be read ({error.strerror})", path) from None
     try:
         password = first.decode()
     except UnicodeDecodeError:
         password = ""
     if not password or len(first) > _LONGEST_PASSWORD:
-        raise SettingsError("password_file", f"must begin with 1 to {_LONGEST_PASSWORD} bytes of text", path)
+        raise SettingsError(_WHERE, f"must begin with 1 to {_LONGEST_PASSWORD} bytes of text", path)
     return password

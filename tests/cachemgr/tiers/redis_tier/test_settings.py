@@ -77,13 +77,13 @@ def test_a_password_file_that_will_not_do(tmp_path: Path, content: bytes, mode: 
     with pytest.raises(SettingsError) as refused:
         open_redis_tier(settings, cluster="test")
     assert text in str(refused.value)
-    assert str(refused.value).startswith("password_file: ")
+    assert str(refused.value).startswith("redis.password_file: ")
     assert "hunter2" not in str(refused.value)
 
 
 def test_no_password_file_at_all(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(SettingsError, match=r"^password_file: "):
+        with pytest.raises(SettingsError, match=r"^redis\.password_file: "):
             RedisTierSettings(url=URL, password_file=str(path)).address()
 
 
