@@ -5,6 +5,7 @@
     sources         peers and tiers together: what is fetched, offered, forgotten
     fetching        a prompt's missing blocks: from peers, then from the tier that has them for least
     ├ prompt        how far one prompt is, and who has what of the rest;  `asking` all tiers at once
+    ├ choosing      who is asked, and which of those who have some brings how many
     ├ economy       a fetch may never be far behind what it saved;  `fetch_cost` seconds per tier and size
     ├ flights       a block is asked for once, whoever waits for it;  `store_tasks` what uses a store
     │ └ fetch_counts  what became of fetches, by tier

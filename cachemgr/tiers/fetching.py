@@ -24,9 +24,10 @@ from cachemgr.contract import BlockHash
 from cachemgr.host_contract import HostStore
 from cachemgr.shard import BlockAddress
 from cachemgr.tiers.asking import Asking
+from cachemgr.tiers.choosing import Choosing
 from cachemgr.tiers.contract import LowerTier
-from cachemgr.tiers.economy import AT_STAKE, PEERS_STAKE, TRIAL_STAKE, Allowance, Supply, Worth, plan, worth
-from cachemgr.tiers.fetch_cost import FetchCost, FetchCosts, Price
+from cachemgr.tiers.economy import AT_STAKE, PEERS_STAKE, TRIAL_STAKE, Allowance, Worth
+from cachemgr.tiers.fetch_cost import FetchCosts
 from cachemgr.tiers.fetch_counts import FetchCounts
 from cachemgr.tiers.flights import Came, Flight, Flights
 from cachemgr.tiers.prompt import Prompt
@@ -35,9 +36,6 @@ from cachemgr.tiers.store_tasks import StoreTasks
 log = logging.getLogger(__name__)
 
 PEER = "peer"
-
-_TRY_AGAIN = 100
-"""So often another tier is chosen before one is tried again: it may have become the quicker one."""
 
 
 class PeerBlocks(Protocol):
@@ -64,11 +62,10 @@ class TieredFetch:
         self._clock = clock
         self._costs = FetchCosts(clock=clock)
         self._counts = {name: FetchCounts() for name in (PEER, *(tier.name for tier in tiers))}
-        self._passed = dict.fromkeys(self._counts, 0)
-        """How often each had blocks and another one was chosen, since it was."""
         self._in_trouble: set[str] = set()
         self._tasks = StoreTasks()
         self._flights = Flights(self._tasks, clock=clock, came=came)
+        self._choosing = Choosing(costs=self._costs, counts=self._counts)
         self._asking = Asking(self._tasks, clock=clock, costs=self._costs, counts=self._counts)
         self._prompts: set[Prompt] = set()
         self._closed = False
@@ -140,32 +137,11 @@ class TieredFetch:
             elif peers is not None:
                 await self._from_peers(prompt, peers)
                 peers = None
-            elif unknown := [tier for tier in self._tiers if tier.usable and self._unknown(prompt, tier)]:
+            elif unknown := self._choosing.unknown(prompt, self._tiers):
                 wanted, end = prompt.wanted(self._flights.names(prompt.store))
                 await self._asking.ask(prompt, unknown, wanted=wanted, end=end)
             elif not await self._from_a_tier(prompt):
                 return
-
-    def _unknown(self, prompt: Prompt, tier: LowerTier) -> bool:
-        """Is the tier to be asked for the first missing block? Counted once per prompt if that cannot pay."""
-        name = tier.name
-        if name in prompt.declined or prompt.knows(name):
-            return False
-        if self._worth(prompt, name) is not Worth.DOES_NOT_PAY:
-            return True
-        self._decline(prompt, name, "too slow to be asked")
-        return False
-
-    def _worth(self, prompt: Prompt, name: str) -> Worth:
-        return worth(self._cost(prompt, name), prompt.left, block_s=prompt.allowance.block_s)
-
-    def _cost(self, prompt: Prompt, name: str) -> FetchCost:
-        return self._costs.of(name, prompt.store.payload_nbytes)
-
-    def _decline(self, prompt: Prompt, name: str, why: str) -> None:
-        prompt.declined.add(name)
-        prompt.said.append(f"{name}: {why}")
-        self._counts[name].declined += 1
 
     async def _wait_for(
         self, prompt: Prompt, flight: Flight, place: int, *, value: Worth = Worth.PAYS
@@ -210,9 +186,8 @@ class TieredFetch:
 
     async def _from_peers(self, prompt: Prompt, peers: PeerBlocks) -> None:
         """Once per prompt; they are cut sooner if a tier can be asked after them."""
-        value = self._worth(prompt, PEER)
+        value = self._choosing.to_ask(prompt, PEER)
         if value is Worth.DOES_NOT_PAY:
-            self._decline(prompt, PEER, "too slow to be asked")
             return
         counts, began, at = self._counts[PEER], self._clock(), prompt.at
         most = PEERS_STAKE if any(tier.usable for tier in self._tiers) else AT_STAKE
@@ -240,7 +215,7 @@ class TieredFetch:
             await self._give_up(prompt, task, first=at)
 
     def _note_peers(self, prompt: Prompt, blocks: int, *, seconds: float, late: bool) -> None:
-        cost, counts = self._cost(prompt, PEER), self._counts[PEER]
+        cost, counts = self._choosing.cost(prompt, PEER), self._counts[PEER]
         counts.fetches += bool(blocks)
         counts.landed(blocks, blocks * prompt.store.payload_nbytes, seconds)
         if late:
@@ -257,42 +232,18 @@ class TieredFetch:
     async def _from_a_tier(self, prompt: Prompt) -> bool:
         """Fetch what pays most, as far as one tier goes; False if nothing does, or nobody has it."""
         wanted, end = prompt.wanted(self._flights.names(prompt.store))
-        tiers = [tier for tier in self._tiers if tier.usable and self._gives(prompt, tier.name)]
+        tiers = self._choosing.giving(prompt, self._tiers)
         if not wanted:
             return True  # it came at this moment: look again
         if not tiers:
             return False
         ends = [*(block.index - prompt.at for block in wanted), end - prompt.at]
         has = [sum(block.index < prompt.reach[tier.name].end for block in wanted) for tier in tiers]
-        costs = [self._cost(prompt, tier.name) for tier in tiers]
-        block_s = prompt.allowance.block_s
-        for tier, blocks, cost in zip(tiers, has, costs, strict=True):
-            prompt.said.append(f"{tier.name} has {blocks} in {1e3 * cost.measured.fetch_s(blocks):.1f} ms")
-        chosen = plan(_supplies([cost.measured for cost in costs], has), ends, block_s=block_s)
-        value = Worth.PAYS if chosen.steps else Worth.TRIAL
-        if not chosen.steps:
-            chosen = plan(_supplies([cost.expected for cost in costs], has), ends, block_s=block_s)
-        if not chosen.steps:
-            for tier in tiers:
-                self._decline(prompt, tier.name, "computing is quicker")
+        choice = self._choosing.choose(prompt, tiers, has=has, ends=ends)
+        if choice is None:
             return False
-        at, blocks = chosen.steps[0]
-        other = self._passed_over([tier.name for tier in tiers], chosen=at)
-        if other is not None and has[other] >= blocks:
-            at, value = other, Worth.TRIAL
-        await self._fetch(prompt, tiers[at], wanted[:blocks], value=value)
+        await self._fetch(prompt, choice.tier, wanted[: choice.blocks], value=choice.worth)
         return True
-
-    def _passed_over(self, names: Sequence[str], *, chosen: int) -> int | None:
-        """One that was passed over so often that it is to be tried again in place of the chosen one."""
-        self._passed[names[chosen]] = 0
-        for at, name in enumerate(names):
-            if at != chosen:
-                self._passed[name] += 1
-                if self._passed[name] >= _TRY_AGAIN:
-                    self._passed[name] = 0
-                    return at
-        return None
 
     async def _fetch(
         self, prompt: Prompt, tier: LowerTier, blocks: Sequence[BlockAddress], *, value: Worth
@@ -306,17 +257,13 @@ class TieredFetch:
             prompt.store,
             blocks,
             deadline=prompt.allowance.deadline,
-            cost=self._cost(prompt, tier.name),
+            cost=self._choosing.cost(prompt, tier.name),
             counts=counts,
         )
         await self._wait_for(prompt, flight, 0, value=value)
         prompt.move_on()
         if prompt.at <= blocks[-1].index:
             prompt.deny(tier.name)
-
-    def _gives(self, prompt: Prompt, name: str) -> bool:
-        reach = prompt.reach.get(name)
-        return name not in prompt.declined and reach is not None and reach.covers(prompt.at)
 
     def _count_late(self, prompt: Prompt, counts: FetchCounts) -> None:
         if self._clock() >= prompt.allowance.deadline:
@@ -340,10 +287,6 @@ class TieredFetch:
             prompt.at,
             1e3 * (self._clock() - allowance.began),
         )
-
-
-def _supplies(prices: Sequence[Price], has: Sequence[int]) -> list[Supply]:
-    return [Supply(price, blocks) for price, blocks in zip(prices, has, strict=True)]
 
 
 def _in_common(prompt: Prompt, flight: Flight, place: int) -> int:
