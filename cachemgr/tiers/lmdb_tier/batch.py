@@ -125,11 +125,11 @@ class Batches:
         rows = self._shelf.rows
         refused: dict[BlockHash, _Held] = {}
         for one in held:
-            row, parent = _row(one, 0)
-            if parent in refused:
+            row = _row(one, 0)
+            if row.parent in refused:
                 rows.policy.decline(row.key, depth=row.depth)
                 refused[one.key] = one
-            elif not rows.policy.admits(row.key, depth=row.depth, parent=rows.number(parent)):
+            elif not rows.policy.admits(row.key, depth=row.depth, parent=rows.number(row.parent)):
                 refused[one.key] = one
         self._counts.put_declined += len(refused)
         _let_go(list(refused.values()))
@@ -200,9 +200,9 @@ class Batches:
         shelf.stamp, shelf.used_nbytes = stamp, used_nbytes
         self._counts.evicted_blocks += len(gone)
         self._counts.put_blocks += len(written)
-        for row, parent in written:
+        for row in written:
             self._counts.put_bytes += row.payload_nbytes
-            shelf.rows.enter(row, parent=parent)
+            shelf.rows.enter(row)
 
     def _evict(self, change: Change, need: int, *, rows: int, most: int) -> list[Row]:
         """Remove what goes for `need` bytes."""
@@ -270,11 +270,11 @@ class Batches:
         return database
 
 
-def _row(one: _Held, stamp: int) -> tuple[Row, bytes]:
-    """What is known of it once it is written, and the key of its parent."""
+def _row(one: _Held, stamp: int) -> Row:
+    """What is known of it once it is written."""
     address = one.shard.address
     parent = keys_of(one.store.format_id)(address.parent)
-    return Row(one.key, address.index, one.store.payload_nbytes, stamp), parent
+    return Row(one.key, address.index, one.store.payload_nbytes, stamp, parent)
 
 
 def _put(change: Change, held: Sequence[_Held], stamp: int) -> None:

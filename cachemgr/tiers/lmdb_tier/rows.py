@@ -38,6 +38,8 @@ class Row:
     depth: int
     payload_nbytes: int
     stamp: int
+    parent: bytes = b""
+    """Key of the block before it, if it has one."""
 
 
 class Rows:
@@ -48,6 +50,8 @@ class Rows:
         self.policy: EvictionPolicy = AdaptivePolicy(capacity)
         self._rows: dict[bytes, int] = {}
         self._keys: list[BlockHash | None] = [None] * capacity
+        self._parents: list[BlockHash | None] = [None] * capacity
+        """Keys of blocks that were here when their children came."""
         self._free: list[int] = []
         self._never_used = 0
         """Rows from here on were never used."""
@@ -76,24 +80,34 @@ class Rows:
 
     @classmethod
     def found(cls, keys: list[bytes], records: list[bytes], *, bound: int) -> tuple["Rows", int]:
-        """What is on disk, oldest stamp first, deepest first of each; and the last stamp given."""
+        """What is on disk, longest unchanged chain first, each from its end; and the last stamp given."""
         found = np.frombuffer(b"".join(records), RECORD_DTYPE)
-        order = np.lexsort((-found["header"]["index"].astype(np.int64), found["stamp"]))
+        depths = -found["header"]["index"].astype(np.int64)
+        parents = parents_of(keys, found["header"])
+        grown = found["stamp"].tolist()
+        for at in np.argsort(depths, kind="stable").tolist():  # a front goes no sooner than what needs it
+            parent = parents[at]
+            if parent != -1 and grown[parent] < grown[at]:
+                grown[parent] = grown[at]
+        order = np.lexsort((depths, np.array(grown, np.uint64)))
         smallest = int(found["header"]["length"].min(initial=1 << 30))
         enough = max(2 * len(keys), MANY_ROWS)
         rows = cls(max(len(keys), rows_for(bound, payload_nbytes=smallest, enough=enough)))
         rows._load([BlockHash(keys[at]) for at in order.tolist()], found[order])
+        rows._parents[: len(keys)] = [
+            None if parents[at] == -1 else BlockHash(keys[parents[at]]) for at in order.tolist()
+        ]
         return rows, int(found["stamp"].max(initial=0))
 
     def widen(self, capacity: int) -> "Rows":
-        """The same blocks in a larger table. Only the order in which they were written is kept."""
+        """The same blocks in a larger table. Of what was learned, only their order and families are kept."""
         wider = Rows(capacity)
-        for row in sorted(self._rows.values(), key=self._stamps.__getitem__):
+        for row in sorted(self._rows.values(), key=lambda row: (self._stamps[row], self._depths[row])):
             wider.enter(self._at(row))
         return wider
 
-    def enter(self, block: Row, *, parent: bytes = b"") -> None:
-        """A block was written, after the block of the key `parent`. There is a free row: see `make_room`."""
+    def enter(self, block: Row) -> None:
+        """A block was written. There is a free row: see `make_room`."""
         if self._free:
             row = self._free.pop()
         else:
@@ -103,8 +117,10 @@ class Rows:
         self._depths[row] = block.depth
         self._stamps[row] = block.stamp
         self._rows[block.key] = row
+        parent = self._rows.get(block.parent)
+        self._parents[row] = None if parent is None else self._keys[parent]
         # No block is cheap here: what it would cost to compute again is what this tier is for.
-        self.policy.enter(row, block.key, depth=block.depth, parent=self._rows.get(parent), cheap=False)
+        self.policy.enter(row, block.key, depth=block.depth, parent=parent, cheap=False)
 
     def use(self, keys: Sequence[bytes]) -> None:
         """Blocks of a chain, from its front, were used: its end goes before its front."""
@@ -130,7 +146,7 @@ class Rows:
 
     def restore(self, gone: Sequence[Row]) -> None:
         """The transaction that would have removed these came to nothing."""
-        for block in gone:
+        for block in reversed(gone):  # ends of chains were taken first
             self.enter(block)
 
     def drop(self, key: bytes, stamp: int) -> Row | None:
@@ -154,7 +170,7 @@ class Rows:
 
     def _take(self, row: int) -> Row:
         block = self._at(row)
-        self._keys[row] = None
+        self._keys[row] = self._parents[row] = None
         del self._rows[block.key]
         self._free.append(row)
         return block
@@ -164,4 +180,15 @@ class Rows:
         assert key is not None
         columns = (self._depths, self._payload_nbytes, self._stamps)
         depth, payload_nbytes, stamp = (int(column[row]) for column in columns)
-        return Row(key, depth, payload_nbytes, stamp)
+        return Row(key, depth, payload_nbytes, stamp, self._parents[row] or b"")
+
+
+def parents_of(keys: Sequence[bytes], headers: npt.NDArray[np.void]) -> list[int]:
+    """Where among `keys` the block before each is; -1 if it is not."""
+    numbers = {key: number for number, key in enumerate(keys)}
+    names, parents = (
+        np.ascontiguousarray(headers[field]).view(np.uint64).reshape(-1, 2) for field in ("hash", "parent")
+    )
+    own = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
+    wanted = (own ^ names ^ parents).tobytes()  # a key is a name and the mask of its format
+    return [numbers.get(wanted[at : at + 16], -1) for at in range(0, len(wanted), 16)]
