@@ -65,7 +65,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Take the measurements; the exit code says that the bench ran, not that goals were met."""
-    arguments = parser().parse_args(argv)
+    options = parser()
+    arguments = options.parse_args(argv)
+    if arguments.trace != DEFAULT_TRACE and not arguments.trace.is_file():  # found out minutes later, else
+        options.error(f"argument --trace: no such file: {arguments.trace}")
     rooms: Sequence[Room] = arguments.only or EVERYWHERE
     machine = machine_line()
     if "gpu" in rooms:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachemgr.shard import ALIGN
-from scripts.bench import evict, goals, harness, tier_lmdb, tier_redis, tiers
+from scripts.bench import command, evict, goals, harness, tier_lmdb, tier_redis, tiers
 from scripts.bench.redis_server import redis_server
 from scripts.bench.slow_proxy import Frames, slowed
 from scripts.bench.subject import BenchSettings, Subject
@@ -136,6 +136,16 @@ def test_both_sides_move_all_blocks_and_leave_nothing(
     assert [row.detail for row in rows if not row.value] == []
     assert list(tmp_path.iterdir()) == []
     assert set(Path("/dev/shm").glob("tensorcache_bench_reader-*")) <= before
+
+
+def test_a_trace_that_is_not_there_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        command.main(["--only", "tiers", "--trace", str(tmp_path / "none.jsonl"), "--folder", str(tmp_path)])
+    assert refused.value.code == 2
+    assert f"--trace: no such file: {tmp_path}/none.jsonl" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_the_trace_its_rows_are_not_compared_and_say_how_to_get_it(tmp_path: Path) -> None:
