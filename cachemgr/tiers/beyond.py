@@ -30,7 +30,7 @@ _CLOSE_S = 30.0
 
 
 class OpenedBeyond:
-    """Implements `Beyond` of cachemgr.joining. `make` is called on the IO thread."""
+    """Implements `Beyond` of cachemgr.joining, and BehindDoor. `make` is called on the IO thread."""
 
     def __init__(self, make: Callable[[IoThread], Sources]) -> None:
         """What `make` or opening what it made raises leaves nothing behind."""
@@ -73,19 +73,19 @@ class OpenedBeyond:
     async def fetch(
         self, store: HostStore, hashes: Sequence[BlockHash], *, deadline: float, block_s: float | None
     ) -> None:
-        """See the door's Beyond."""
+        """See BehindDoor."""
         await self.sources.fetch(store, hashes, deadline=deadline, block_s=block_s)
 
     def offer(self, store: HostStore, hashes: Sequence[BlockHash], index: int) -> None:
-        """See the door's Beyond."""
+        """See BehindDoor."""
         self.sources.offer(store, hashes, index)
 
     def used(self, store: HostStore, hashes: Sequence[BlockHash]) -> None:
-        """See the door's Beyond."""
+        """See BehindDoor."""
         self.sources.used(store, hashes)
 
     async def forget(self, store: HostStore) -> None:
-        """See the door's Beyond."""
+        """See BehindDoor."""
         await self.sources.forget(store)
         door = self._doors.pop(store, None)
         for name, value in door.counters().items() if door is not None else ():

@@ -27,7 +27,7 @@ _CLOSE_S = 20.0
 """Longer than anything takes that is cancelled, and than a tier may take to write what waits."""
 
 
-class Beyond(Protocol):
+class BehindDoor(Protocol):
     """What there is beyond a store, on the loop."""
 
     async def fetch(
@@ -85,7 +85,7 @@ class TiersDoor:
         store: HostStore,
         *,
         loop: asyncio.AbstractEventLoop,
-        beyond: Beyond,
+        beyond: BehindDoor,
         limit: int = 256,
         offers: int = 4096,
     ) -> None:
