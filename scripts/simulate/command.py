@@ -144,7 +144,7 @@ def _write(arguments: argparse.Namespace) -> None:
 
     with progress_aside(f"writing {arguments.out.name}", total=_requests(arguments)) as advance:
         write_trace(arguments.out, _made(arguments, advance))
-    if arguments.out.is_file() and not arguments.out.is_symlink() and not arguments.capacity:
+    if arguments.out.is_file() and not arguments.out.is_symlink() and not arguments.json:
         say(f"{_requests(arguments):,} requests written to {arguments.out}")
 
 

@@ -133,6 +133,8 @@ def test_made_up_traffic_is_replayed_as_if_read(ask: Ask, tmp_path: Path) -> Non
     assert rates[0] == rates[1]
     both = ask(*made, *options, "--out", str(path))
     assert [json.loads(line)["block_hit_rate"] for line in both.out.splitlines()] == rates[0]
+    shown = ask(*made, *options[:-1], "--out", str(path)).out
+    assert shown.startswith(f"50 requests written to {path}\n"), "with tables it is said, too"
 
 
 @pytest.mark.parametrize(
