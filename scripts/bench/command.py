@@ -1,6 +1,7 @@
 """The command line of the bench: choose rooms, take the measurements, print the table, write bench.json."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except DeviceError as error:
             print(f"tensorcache bench: the room gpu needs a GPU node: {error}", file=sys.stderr)
             return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing stays in /dev/shm
     arguments.folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     chosen, tiers = _chosen(arguments, rooms)
