@@ -24,6 +24,9 @@ LEAST_ROWS, _MOST_ROWS = 1024, 8_000_000
 MANY_ROWS = 1 << 16
 """Tables of up to so many rows are made at once: in a larger one the policy learns anew."""
 
+_FOLLOWED = 1024
+"""Blocks of a chain; the policy follows several times as many in one look."""
+
 
 def rows_for(bound: int, *, payload_nbytes: int, enough: int) -> int:
     """Rows of a table for blocks of this size in a file of `bound` bytes; no more than are enough for now."""
@@ -136,7 +139,7 @@ class Rows:
         gone: list[Row] = []
         freed = 0
         while (freed < nbytes or self.free < rows) and len(gone) < most:
-            row = self.policy.victim()
+            row = self._victim()
             if row is None:
                 break
             self.policy.evict(row, self._keys[row])
@@ -156,6 +159,11 @@ class Rows:
             return None
         self.policy.forget(row)
         return self._take(row)
+
+    def _victim(self) -> int | None:
+        """What goes next: there is always something, but the policy follows a long chain in several looks."""
+        looks = 1 + len(self._rows) // _FOLLOWED
+        return next((row for _ in range(looks) if (row := self.policy.victim()) is not None), None)
 
     def _load(self, keys: list[BlockHash], records: npt.NDArray[np.void]) -> None:
         count = len(keys)

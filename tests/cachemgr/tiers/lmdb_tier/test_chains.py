@@ -64,6 +64,18 @@ def test_after_transactions_that_came_to_nothing() -> None:
     assert_fronts_last(gone_of(rows, 4 * LONG))
 
 
+def test_of_a_chain_however_long_that_is_used_part_by_part() -> None:
+    long = 20_000
+    rows = Rows(long)
+    for depth in range(long):
+        rows.enter(row(0, depth, stamp=1))
+    for _ in range(2):
+        for start in range(0, long, 64):
+            rows.use([name(0, depth) for depth in range(start, min(start + 64, long))])
+    gone = rows.make_room(0, rows=3, most=3)
+    assert [block.depth for block in gone] == [long - 1, long - 2, long - 3]
+
+
 def test_of_chains_that_were_written_in_parts_and_found_again() -> None:
     key = keys_of(FORMAT_ID)
     found = np.zeros(4 * LONG, RECORD_DTYPE)
