@@ -38,7 +38,7 @@ class Admission:
             return True
         place = self._place_of(name, parent)
         kind = self._kind_of_new(name, place, depth=depth, parent=parent)
-        if odds.worth[kind][0] >= self._choice.least:
+        if odds.worth[kind][0] > self._choice.least:  # if it is worth as much, perhaps its own front goes
             self._credit = BATCH - 1
             return True
         self._declined_after = -1

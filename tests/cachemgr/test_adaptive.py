@@ -176,6 +176,56 @@ def test_a_chain_that_comes_back_was_seen_as_a_whole() -> None:
     assert {policy.seen(slot) for slot in slots} == {2}
 
 
+class Watched(AdaptivePolicy):
+    """Compares the place that a block gets with the one that it was said to get."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.entered = 0
+
+    def enter(
+        self, slot: int, name: BlockHash, *, depth: int, parent: int | None, cheap: bool = False
+    ) -> None:
+        said = self._admission._place_of(name, parent)
+        super().enter(slot, name, depth=depth, parent=parent, cheap=cheap)
+        assert self._places[slot] == said
+        self.entered += 1
+
+
+PROMPTS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.integers(0, 30)), min_size=1)
+"""Lengths, which front, and where it is left."""
+
+
+@given(PROMPTS)
+def test_a_block_gets_the_place_in_its_group_for_which_it_was_admitted(
+    prompts: list[tuple[int, int, int]],
+) -> None:
+    cache = PolicyCache(50)
+    policy = cache.policy = Watched(50)
+    for length, front, fork in prompts:
+        shared, own = chain(min(length, fork), front), chain(length, front, fork)
+        cache.request(shared + own[len(shared) :])
+    assert policy.entered > 0
+
+
+def test_a_group_begins_with_what_is_new_after_what_was_known() -> None:
+    """One block of a group is remembered: a conversation behind a long front that all share must have one."""
+    policy = AdaptivePolicy(100)
+    front = list(range(20))
+    enter(policy, front, "front")
+    use(policy, front)
+    policy.enter(50, name("own"), depth=20, parent=19)
+    policy.enter(51, name("own", 2), depth=21, parent=50)
+    policy.evict(51, name("own", 2))
+    policy.evict(50, name("own"))
+    assert (policy.uses(name("own")), policy.uses(name("own", 2))) == (1, 0)
+    policy.enter(60, name("another"), depth=20, parent=19)
+    assert policy.seen(60) == 1, "it is not the one that went"
+    policy.enter(61, name("own"), depth=20, parent=19)
+    policy.enter(62, name("own", 2), depth=21, parent=61)
+    assert (policy.seen(61), policy.seen(62)) == (2, 2)
+
+
 def test_history_is_bounded_by_twice_the_capacity() -> None:
     cache = PolicyCache(64)
     for turn in range(2000):
