@@ -1,4 +1,4 @@
-"""The product's policy beside the textbook's on traffic of several kinds: nowhere clearly worse than the best."""
+"""The product's policy beside the textbook's on traffic of several kinds: near the best everywhere."""
 
 import pytest
 
