@@ -20,7 +20,7 @@ from cachemgr.shard import BlockAddress
 from cachemgr.tiers.lmdb_tier.counts import LmdbCounts
 from cachemgr.tiers.lmdb_tier.database import Change, Database
 from cachemgr.tiers.lmdb_tier.errors import DiskIsFull, LmdbTrouble, MapIsFull
-from cachemgr.tiers.lmdb_tier.record import PIECE_NBYTES, STAMP_NBYTES, disk_nbytes, keys_of, piece_count
+from cachemgr.tiers.lmdb_tier.record import PIECE_NBYTES, STAMP_NBYTES, disk_nbytes, keys_of
 from cachemgr.tiers.lmdb_tier.rows import MANY_ROWS, Row, rows_for
 from cachemgr.tiers.lmdb_tier.shelf import LmdbShelf
 
@@ -153,10 +153,12 @@ class Batches:
         try:
             with self._database().change() as change:
                 _remove(change, gone)
+                used_nbytes = change.used_nbytes()
                 change.commit()
         except LmdbTrouble:
             self._shelf.rows.restore(gone)  # found again, and wrong again
             raise
+        self._shelf.used_nbytes = used_nbytes
         self._counts.removed_blocks += len(gone)
         return True
 
@@ -253,10 +255,12 @@ class Batches:
         with self._database().change() as change:
             gone = self._evict(change, self.batch_nbytes, rows=0, most=most)
             try:
+                used_nbytes = change.used_nbytes()
                 change.commit()
             except BaseException:
                 self._shelf.rows.restore(gone)
                 raise
+        self._shelf.used_nbytes = used_nbytes
         self._counts.evicted_blocks += len(gone)
         for nbytes in (1, 2):  # a transaction that changes nothing is none, and frees no pages
             with self._database().change() as change:
@@ -287,7 +291,7 @@ def _put(change: Change, held: Sequence[_Held], stamp: int) -> None:
 
 def _remove(change: Change, gone: Sequence[Row]) -> None:
     for block in gone:
-        change.remove(block.key, piece_count(block.payload_nbytes))
+        change.remove(block.key)
 
 
 def _let_go(held: list[_Held]) -> None:

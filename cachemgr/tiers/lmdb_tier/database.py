@@ -115,12 +115,13 @@ class Change:
                 self._txn.put(piece_key(key, number), piece, db=self._pieces)
             self._txn.put(key, record, db=self._blocks)
 
-    def remove(self, key: bytes, pieces: int) -> None:
-        """Let go of a block of so many pieces, if it is there. MapIsFull: the tree needs pages for that."""
+    def remove(self, key: bytes) -> None:
+        """Let go of a block, with as many pieces as it has. MapIsFull: the tree needs pages for that."""
         with _our_errors():
             self._txn.delete(key, db=self._blocks)
-            for number in range(pieces):
-                self._txn.delete(piece_key(key, number), db=self._pieces)
+            number = 0
+            while self._txn.delete(piece_key(key, number), db=self._pieces):
+                number += 1
 
     def turn(self, nbytes: int) -> None:
         """Write so many bytes that nobody reads, in place of those of before."""

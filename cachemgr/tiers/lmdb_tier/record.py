@@ -32,11 +32,6 @@ _IN_LEAF_NBYTES = 2000
 assert RECORD_DTYPE.itemsize == RECORD_NBYTES
 
 
-def piece_count(payload_nbytes: int) -> int:
-    """Pieces of a payload."""
-    return -(-payload_nbytes // PIECE_NBYTES)
-
-
 def keys_of(format_id: bytes) -> Callable[[BlockHash], BlockHash]:
     """What makes a key of the name of a block of this format."""
     mask = int.from_bytes(format_id, "little")

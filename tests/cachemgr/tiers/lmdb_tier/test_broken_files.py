@@ -7,9 +7,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from cachemgr.shard import HEADER_NBYTES
+from cachemgr.tiers.lmdb_tier.record import STAMP_NBYTES, keys_of, piece_key
 from tests.cachemgr.host import Host
 from tests.cachemgr.tiers.lmdb_tier.rig import count, opened
-from tests.cachemgr.tiers.rig import WIDE, Pair, soon
+from tests.cachemgr.tiers.rig import WIDE, Pair, eventually, soon
 
 BLOCKS = 20
 PAGE = 4096
@@ -107,5 +109,35 @@ def test_who_was_killed_while_he_began_anew_leaves_nothing_for_ever(host: Host, 
         data_of(folder).write_bytes(b"no environment of LMDB " * 1000)
         await works(pair, folder, begun_anew=1)
         assert not left.exists()
+
+    asyncio.run(run())
+
+
+def test_what_is_removed_takes_no_room_any_more(host: Host, folder: Path) -> None:
+    """However much its record says that it has."""
+    pair = Pair(host, block_format=WIDE)
+    key = keys_of(pair.near.store.format_id)(pair.names[5])
+
+    def pieces(*, spoil: bool = False) -> int:
+        with lmdb.open(str(folder / "blocks"), map_size=64 << 20, max_dbs=2) as env:
+            blocks, pieces = env.open_db(b"blocks"), env.open_db(b"pieces")
+            with env.begin(write=True) as txn:
+                if spoil:
+                    record = txn.get(key, db=blocks)
+                    txn.put(key, record[:STAMP_NBYTES] + bytes(HEADER_NBYTES), db=blocks)
+                return int(txn.get(piece_key(key, 0), db=pieces) is not None)
+
+    async def run() -> None:
+        await write(pair, folder)
+        assert pieces(spoil=True) == 1
+        async with opened(folder) as tier:
+            before = count(tier, "bytes")
+            assert await pair.fetch(tier) == 5
+            await eventually(lambda: count(tier, "removed_blocks_total") == 1)
+            bytes_said = count(tier, "bytes")
+            assert bytes_said <= before - WIDE.payload_nbytes
+        assert pieces() == 0
+        async with opened(folder) as tier:
+            assert count(tier, "bytes") == bytes_said
 
     asyncio.run(run())
