@@ -9,6 +9,8 @@ from pathlib import Path
 from scripts.errors import DiskError, UsageError
 
 _NBYTES = 32
+_LONGEST = 4096
+"""No node takes a longer one."""
 
 
 def hashed(password: str) -> str:
@@ -17,20 +19,22 @@ def hashed(password: str) -> str:
 
 
 def password_in(path: Path) -> str:
-    """The first line of a file that only we can read."""
+    """The first line of a file that only we can read, as a node reads it."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        with os.fdopen(fd, encoding="utf-8") as file:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(fd, encoding="utf-8", newline="\n") as file:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077:
                 raise UsageError(f"{path}: must be a regular file with mode 0600")
-            password = file.readline().rstrip("\r\n")
+            password = file.readline(_LONGEST + 1).rstrip("\r\n")
     except OSError as error:
         raise DiskError.of(error, doing="reading a password") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path}: must begin with a line of UTF-8 text") from None
     if not password:
         raise UsageError(f"{path}: its first line must be a password, found nothing")
+    if len(password.encode()) > _LONGEST:
+        raise UsageError(f"{path}: a password must be at most {_LONGEST} bytes long")
     return password
 
 

@@ -1,6 +1,8 @@
 """`tensorcache acl redis`: under its very rules each role does its work on a real Redis, and nothing else."""
 
 import asyncio
+import hashlib
+import os
 import socket
 import stat
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,7 @@ import pytest
 
 from cachemgr.redis_address import RedisAddress
 from cachemgr.redis_client import RedisClient, RedisTrouble
+from cachemgr.tiers.redis_tier import RedisTierSettings
 from scripts.acl.redis_rules import ROLES
 from scripts.cli import main
 from tests.cachemgr.cluster.members.rig import Network, eventually, spec
@@ -250,6 +253,35 @@ def test_a_password_that_others_can_read_is_refused(
     seen = capsys.readouterr()
     assert "must be a regular file with mode 0600" in seen.err
     assert "hunter2" not in seen.err + seen.out
+
+
+@pytest.mark.parametrize(
+    "content", [b"hunter2", b"hunter2\r\nmore", b"hun\rter2\n", "hün\u2028ter\x0b2 \n".encode(), b"x" * 4096]
+)
+def test_a_password_is_the_same_for_the_server_and_for_a_node(
+    acl: Any, tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "mine"
+    file.write_bytes(content)
+    file.chmod(0o600)
+    [line] = acl("--cluster", "prod", "--role", "reader", "--password-file", str(file), "--keep-default")
+    node = RedisTierSettings(url="redis://tensorcache-reader@host", password_file=str(file)).address()
+    assert f"#{hashlib.sha256(node.password.encode()).hexdigest()}" in line.split()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "long"])
+def test_a_password_file_that_will_not_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    file = tmp_path / "mine"
+    if kind == "pipe":
+        os.mkfifo(file, 0o600)
+    else:
+        file.write_text("x" * 4097)
+        file.chmod(0o600)
+    assert main(["acl", "redis", "--cluster", "a", "--role", "reader", "--password-file", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("blocks", "allkeys-lru"), ("membership", "noeviction")])
