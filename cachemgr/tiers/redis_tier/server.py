@@ -47,7 +47,7 @@ class Manners:
 
 
 class Server:
-    """`address`, asked with `manners`. `worry()`: it is worth a look."""
+    """`address`, asked with `manners`. `worry()`: it is worth a look. `lost()`: a connection broke."""
 
     def __init__(
         self,
@@ -57,12 +57,14 @@ class Server:
         counts: RedisCounts,
         clock: Clock,
         worry: Callable[[], None],
+        lost: Callable[[], None],
     ) -> None:
         self.address = address
         self._manners = manners
         self._counts = counts
         self._clock = clock
         self._worry = worry
+        self._lost = lost
         self._breaker = Breaker(f"Redis at {address}", open_s=manners.breaker_s, clock=clock)
         self._room = asyncio.Semaphore(manners.connections)
         self._idle: list[RedisLine] = []
@@ -168,6 +170,7 @@ class Server:
             line = self._idle.pop()
             if line.usable:
                 break
+            self._lost()
         else:
             limit = max(0.001, min(self._manners.call_s, deadline - self._now()))
             line = await RedisLine.open(self.address, timeout_s=round(limit, 3))
@@ -192,6 +195,8 @@ class Server:
 
     def _failed(self, trouble: RedisTrouble, *, began: float, line: RedisLine | None) -> None:
         if trouble.kind is not Kind.SILENT:
+            if line is not None:
+                self._lost()
             self._tell(trouble, at_once=line is None)  # nobody lets us in
             return
         self._counts.timeouts += 1

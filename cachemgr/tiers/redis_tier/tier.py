@@ -176,7 +176,15 @@ class RedisTier:
             call_s=settings.call_s, breaker_s=settings.breaker_s, connections=settings.connections + 1,
             ttl_ms=int(settings.ttl_s * 1000), probe=probe_key(self._cluster),
         )  # fmt: skip
-        return Server(address, manners, counts=self._counts, clock=self._clock, worry=self._looks.wake)
+        return Server(
+            address, manners, counts=self._counts, clock=self._clock, worry=self._looks.wake,
+            lost=self._lost_touch,
+        )  # fmt: skip
+
+    def _lost_touch(self) -> None:
+        """Whoever comes back may have come back empty, also if that took so little time that nobody asked."""
+        if self._writes is not None:
+            self._writes.offered.clear()
 
     def _keys_of(self, store: HostStore) -> BlockKeys:
         keys = self._keys.get(store.format_id)

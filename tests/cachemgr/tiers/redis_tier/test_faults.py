@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,24 @@ def test_killed_and_started_anew(host: Host, redis_server: RedisServer) -> None:
             assert await tier.known(pair.far.store, pair.blocks, deadline=soon()) == 0
             await pair.keep(tier)
             assert await pair.fetch(tier) == BLOCKS
+
+    asyncio.run(run())
+
+
+def test_started_anew_before_anybody_asked(host: Host, redis_server: RedisServer) -> None:
+    """No request failed: that it is empty is seen from the connections that are gone."""
+
+    async def run() -> None:
+        pair = Pair(host)
+        async with tier_at(redis_server.url) as tier:
+            await pair.keep(tier)
+            redis_server.kill()
+            redis_server.start()
+            deadline = soon()
+            while redis_server.command("DBSIZE") != b":%d" % BLOCKS:
+                tier.put(pair.near.store, pair.blocks)  # it is used again and again
+                assert time.monotonic() < deadline, tier.counters()
+                await asyncio.sleep(0.02)
 
     asyncio.run(run())
 

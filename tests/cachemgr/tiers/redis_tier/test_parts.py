@@ -89,7 +89,7 @@ def test_who_refuses_is_tried_again_after_growing_pauses(caplog: pytest.LogCaptu
 def a_server(clock: Clock) -> Server:
     manners = Manners(call_s=1.0, breaker_s=1.0, connections=1, ttl_ms=1, probe=b"x")
     address = RedisAddress("h", 1)
-    return Server(address, manners, counts=RedisCounts(), clock=clock, worry=bool)
+    return Server(address, manners, counts=RedisCounts(), clock=clock, worry=bool, lost=bool)
 
 
 def test_the_ranges_of_a_map() -> None:
