@@ -104,9 +104,10 @@ class Flight:
         early = self.left == "early" or (self.left is None and self.task.cancelled())
         if self.came == len(self.blocks) or early:
             return
-        if not self.came:
-            cost.silent(self.seconds)
-        elif self.left is not None or self._clock() >= self.deadline:
+        cut = self.left is not None or self._clock() >= self.deadline
+        if not self.came:  # one that ended by itself may have brought them all to a store without room
+            cost.silent(self.seconds if cut else self.seconds / len(self.blocks))
+        elif cut:
             cost.slow(self.seconds - first_s, blocks=self.came)
 
     def _arrived(self, nbytes: int) -> None:

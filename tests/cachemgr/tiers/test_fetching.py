@@ -173,6 +173,19 @@ def test_a_store_without_room_ends_it() -> None:
     simulate(work)
 
 
+def test_a_store_without_room_says_nothing_against_a_tier() -> None:
+    async def work() -> None:
+        rig = Rig(redis(block_s=0.001), store=StoreDouble(full=True))
+        for _ in range(20):
+            await rig.fetch()
+        rig.store.full = False
+        await rig.fetch()
+        assert rig.store.run(CHAIN) == len(CHAIN)
+        assert rig.figure("redis", "declined") == 0
+
+    simulate(work)
+
+
 def test_who_answers_is_not_held_up_by_who_does_not() -> None:
     async def work() -> None:
         rig = Rig(redis(ask_s=10.0), lmdb(ask_s=0.001, block_s=0.0001))
