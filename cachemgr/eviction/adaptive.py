@@ -198,6 +198,10 @@ class AdaptivePolicy:
 
     def release_first(self, slot: int) -> None:
         """See EvictionPolicy."""
+        state = self._state[slot]
+        if state & LEADS:
+            self._odds.end(OF_LIST[state & LIST], self._slots.epoch_of(slot), returned=False)
+        self._state[slot] = UNREADABLE
         self._lists.append(slot, UNREADABLE)
 
     def admits(self, name: BlockHash, *, depth: int, parent: int | None) -> bool:

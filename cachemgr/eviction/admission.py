@@ -55,6 +55,10 @@ class Admission:
     def _decline(self, name: BlockHash, place: int, *, depth: int) -> None:
         slots = self._slots
         slots.uses += 1
+        if slots.uses >= slots.next_stop:
+            slots.stop()
+        if self._choice.stays:  # a batch of declined blocks later, lists are compared again: they are older
+            self._choice.stays -= 1
         self._declined_place = place
         if not place:
             self._declined_after = -1

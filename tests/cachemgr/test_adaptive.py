@@ -315,6 +315,23 @@ def test_follows_when_the_traffic_changes() -> None:
     assert sum(map(cache.request, after)) >= 0.8 * lru_hits(after, 900)
 
 
+@pytest.mark.parametrize("between", ["nothing", "what never comes back"])
+def test_follows_when_all_of_the_traffic_changes(between: str) -> None:
+    """What came round for long and never comes again must not keep out what comes now."""
+    cache = PolicyCache(1024)
+    for number in [*range(115)] * 30:
+        cache.request(chain(8, "old", number))
+    if between != "nothing":
+        for number in range(1024):
+            cache.request(chain(8, "once", number))
+    hits, blocks = 0, 0
+    for number in range(1000):
+        for names in (chain(8, "new", number), chain(8, "new", max(0, number - 16))):
+            hits += cache.request(names)
+            blocks += len(names)
+    assert hits >= 0.4 * blocks, "LRU has half of them"
+
+
 @pytest.mark.skipif(not TRACE.is_file(), reason=f"{TRACE} is not there: Mooncake's conversation trace")
 @pytest.mark.parametrize(
     ("capacity", "at_least"), [(1000, 0.0747), (5859, 0.1788), (20_000, 0.2996), (50_000, 0.3546)]
