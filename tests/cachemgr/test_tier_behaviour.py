@@ -192,7 +192,10 @@ def test_pins_return_to_zero_after_1000_cycles_of_success_cancel_and_failure(ope
             (cache.abort if cycle % 5 == 0 else cache.commit)(pending)
         lease.release()
     assert cache.counters()["cache_pins"] == 0
-    assert fill(cache, chain(cache, 20, seed=99)) == 20, "every slot can still be evicted"
+    wanted = chain(cache, 20, seed=99)
+    for _ in range(200):  # a full cache may decline what is new to it, but not what alone keeps coming
+        fill(cache, wanted)
+    assert cache.lookup(wanted) == 20, "every slot can still be evicted"
 
 
 def test_counters_count(open_tier: OpenTier) -> None:
