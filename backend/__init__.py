@@ -3,7 +3,8 @@
 A request's life, and the module that is in charge of each part:
 
     triton          tensors and parameters out of pb_utils, responses and metrics back into it
-    access          credential → namespace
+    access          credential → caller: who asks, what they may do, how much of it
+    admin           what an admin may tell a running decoder
     parsing, text   strict reading, tokens, names of the blocks    → Generation
     admission       under which release; who must wait for one
     step_loop       inbox of the one thread that owns everything below

@@ -17,18 +17,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from backend.access import Authoriser
+from backend.access import Access, Caller, Verb
+from backend.admin import ADMIN_PARAMETER, Administrator
 from backend.asked import Asked, Inputs
-from backend.errors import BackendError, EngineFailed, Overloaded
+from backend.errors import AccessDenied, BackendError, EngineFailed, Overloaded
 from backend.generation import Delta, FinishReason, Generation, Usage
 from backend.open_release import OpenRelease
 from backend.parsing import PROBE, read_deadline
-from backend.replies import Replies, Sender
+from backend.replies import Replies, ReplyStream, Sender
 from backend.sequence import Sequence
 from backend.step_loop import NotServing, StepLoop
 from backend.stepper import Observer
@@ -49,7 +51,8 @@ class Admission:
         loop: StepLoop,
         *,
         replies: Replies,
-        authoriser: Authoriser,
+        access: Access,
+        admin: Administrator,
         observer: Observer,
         max_waiting: int,
         keep_inputs: bool = False,
@@ -58,7 +61,8 @@ class Admission:
         """`keep_inputs`: requests may be read again long after `enter` returned, so take copies."""
         self._loop = loop
         self._replies = replies
-        self._authoriser = authoriser
+        self._authoriser, self._allowances, self._audit = access.authoriser, access.allowances, access.audit
+        self._admin = admin
         self._observer = observer
         self._max_waiting = max_waiting
         self._keep_inputs = keep_inputs
@@ -86,12 +90,18 @@ class Admission:
         sender: Callable[[Generation | None], Sender],
     ) -> None:
         """Start a request, or let it wait, or refuse it. Never raises."""
-        asked = Asked(request_id, {}, parameters, "", sender, received=self._clock())
+        asked = Asked(request_id, {}, parameters, sender, received=self._clock())
+        verb = Verb.ADMIN if ADMIN_PARAMETER in parameters else Verb.INFER
         try:
-            asked.namespace = self._authoriser.namespace(parameters)
+            asked.caller = self._authoriser.authorise(parameters, verb=verb)
+            self._allowances.enter(asked.caller)
+            asked.entered = True
             read = inputs()
             asked.inputs = _copied(read) if self._keep_inputs else read
-            self._start_or_wait(asked)
+            if verb is Verb.ADMIN:
+                self._command(asked)
+            else:
+                self._start_or_wait(asked)
         except Exception as error:
             self._refuse(asked, error)
 
@@ -163,7 +173,7 @@ class Admission:
                 continue
             request = self._read(asked, release)
             asked.ticket = self._loop.new_ticket()
-            asked.stream = stream = self._replies.open(asked.sender(request))
+            asked.stream = stream = self._open(asked, request)
             try:
                 self._loop.submit(release.begin(asked, request, stream), release)
             except NotServing:
@@ -175,13 +185,41 @@ class Admission:
     def _read(self, asked: Asked, release: OpenRelease) -> Generation:
         request = release.parse(asked, lambda: asked.received)
         asked.probe = request.probe
+        if asked.caller.probe_only and not request.probe:
+            raise AccessDenied("not a probe", principal=asked.caller.principal)
+        if not asked.charged:
+            self._allowances.charge(asked.caller, len(request.prompt))
+            asked.charged = True
         return request
+
+    def _command(self, asked: Asked) -> None:
+        command = asked.parameters[ADMIN_PARAMETER]
+        outcome = "done"
+        try:
+            text = self._admin.answer(asked.caller, command, asked.inputs, self._loop.serving)
+        except BackendError as error:
+            outcome = str(error)
+            raise
+        finally:
+            self._audit.commanded(asked.request_id, asked.caller, str(command), outcome)
+        delta = Delta(text=text, finish=FinishReason.STOP, usage=_NOTHING_SAID)
+        self._replies.deliver([(self._open(asked, None), delta)])
+
+    def _open(self, asked: Asked, request: Generation | None) -> ReplyStream:
+        """A way back; when its last word is sent, the caller has one open request less."""
+        stream = self._replies.open(asked.sender(request))
+        if asked.entered:
+            stream.done = partial(self._left, asked.caller)
+        return stream
+
+    def _left(self, caller: Caller, last: Delta) -> None:
+        self._allowances.leave(caller, tokens=last.usage.output_tokens if last.usage is not None else 0)
 
     def _wait(self, asked: Asked) -> bool:
         """Into the waiting room; False if a release serves after all."""
         asked.deadline = read_deadline(asked.parameters, asked.received)
         asked.inputs = _copied(asked.inputs)
-        stream = asked.stream = self._replies.open(asked.sender(None))
+        stream = asked.stream = self._open(asked, None)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
@@ -226,13 +264,15 @@ class Admission:
         if not isinstance(error, BackendError):
             log.error("request %s could not be handled", asked.request_id or "-", exc_info=error)
             error = EngineFailed("internal error while the request was read; the log has the details")
+        if isinstance(error, AccessDenied):
+            self._audit.refused(asked.request_id, error)
         self._end(asked, Delta(error=error), type(error).__name__)
 
     def _end(self, asked: Asked, delta: Delta, outcome: str) -> None:
         """The last word to a request that no stepper has."""
         if not asked.probe:
             self._observer.refused(asked.request_id, reason=outcome)
-        stream = asked.stream or self._replies.open(asked.sender(None))
+        stream = asked.stream or self._open(asked, None)
         self._replies.deliver([(stream, delta)])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from backend.access import NOBODY, Caller
 from backend.generation import Generation
 from backend.replies import ReplyStream, Sender
 
@@ -18,17 +19,20 @@ class Asked:
 
     `sender` makes the way back for what the request was read as; None: it could not be read, or not yet.
     `ticket` and `stream` are set once it waits or runs. `waited`: it was let into a queue before, so the
-    queue's bound is not asked again. `probe`: it was read, and is a supervisor's.
+    queue's bound is not asked again. `probe`: it was read, and is a supervisor's. `entered` and
+    `charged`: it counts to the caller's allowance.
     """
 
     request_id: str
     inputs: Inputs
     parameters: Mapping[str, object]
-    namespace: str
     sender: Callable[[Generation | None], Sender]
     received: float
+    caller: Caller = NOBODY
     deadline: float | None = None
     ticket: int = 0
     stream: ReplyStream | None = None
     waited: bool = False
     probe: bool = False
+    entered: bool = False
+    charged: bool = False

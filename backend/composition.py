@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from backend.access import Authoriser
+from backend.access import Access
+from backend.admin import NoCommands
 from backend.first_release import open_first
 from backend.metrics import Instruments, Reading
 from backend.open_release import OpenRelease
@@ -32,7 +33,7 @@ def open_decoder(
     *,
     settings: ModelSettings,
     node: NodeSettings,
-    authoriser: Authoriser,
+    access: Access,
     instruments: Instruments,
     labels: Mapping[str, str],
 ) -> DecoderService:
@@ -48,7 +49,7 @@ def open_decoder(
             serving = open_first(opener, version_dir, run=at_once)
         undo.pop_all()
     give_back_freed_memory()
-    loop, admission, watchdog = process.start_serving(serving, authoriser)
+    loop, admission, watchdog = process.start_serving(serving, access, NoCommands())
     recheck = Recheck(
         trust=node.trust,
         recheck_s=settings.recheck_s,
@@ -102,7 +103,7 @@ def wire(
     *,
     text: TextModel,
     settings: ModelSettings,
-    authoriser: Authoriser,
+    access: Access,
     instruments: Instruments,
     labels: Mapping[str, str],
     forwarded_headers: frozenset[str] = FORWARDED_HEADERS,
@@ -111,7 +112,7 @@ def wire(
     """Everything between a request and an engine that is open already, started. It serves no other."""
     process = Process.around(settings, instruments, labels, forwarded_headers=forwarded_headers, clock=clock)
     serving = process.assemble(engine, cache, text=text)
-    loop, admission, watchdog = process.start_serving(serving, authoriser)
+    loop, admission, watchdog = process.start_serving(serving, access, NoCommands())
     return DecoderService(
         serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
         drain_s=settings.drain_s,

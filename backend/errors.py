@@ -2,7 +2,8 @@
 
 BackendError
 ├── InvalidRequest   INVALID_ARG: names the field, the limit and the value
-├── Overloaded       UNAVAILABLE: the queue is full, or the backend is closing
+├── AccessDenied     INVALID_ARG: always the same text; only the audit line says why
+├── Overloaded       UNAVAILABLE: the queue or the caller's allowance is full, or the backend is closing
 ├── EngineFailed     INTERNAL: the engine failed the step this request was in
 ├── DecoderGone      UNAVAILABLE: the decoder that a facade asks has died, or does not answer
 ├── BackendStuck     UNAVAILABLE: a thread of the backend hangs or has ended; it has to be loaded again
@@ -23,6 +24,17 @@ class InvalidRequest(BackendError):
             field = _short(field)
         super().__init__(f"{field}: {problem}{shown}")
         self.field = field
+
+
+class AccessDenied(BackendError):
+    """Refused, without a word about the reason: that would help who guesses. The server has no 401 or 403."""
+
+    def __init__(self, why: str, *, principal: str = "", key_id: str = "") -> None:
+        """`why` and who, as far as that is known, are for the audit line alone, and no secrets."""
+        super().__init__("access denied: the credential is missing or not valid for this request")
+        self.why = why
+        self.principal = principal
+        self.key_id = key_id
 
 
 class Overloaded(BackendError):

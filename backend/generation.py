@@ -53,7 +53,8 @@ class Generation:
     stream: bool
     echo: bool
     logprobs: bool
-    use_cache: bool
+    reads_cache: bool
+    writes_cache: bool
     received: float
     deadline: float | None
     prompt_text: str = ""
@@ -61,6 +62,16 @@ class Generation:
     probe: bool = False
     release: str = ""
     """Whose tokenizer and limits it was read with: what output `release` says."""
+    principal: str = ""
+    """Who asks: lanes and turns are shared between principals."""
+    public_blocks: int = 0
+    """Leading blocks of the prompt whose names are everybody's."""
+    hides_cached_tokens: bool = False
+
+    @property
+    def use_cache(self) -> bool:
+        """True if its blocks have names at all."""
+        return self.reads_cache or self.writes_cache
 
 
 @dataclass(frozen=True, slots=True)

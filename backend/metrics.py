@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from backend.printable import printable
 from backend.sequence import Sequence as Running
 from cachemgr import metric_text
 
@@ -30,7 +31,6 @@ _REFUSED: Final = (
 )
 _SWAPS: Final = ("swaps_total", "Attempts to swap the release, by outcome")
 _SWAP_REFUSALS: Final = ("swap_refusals_total", "Releases that a swap refused, by the check that did")
-_MAX_ID: Final = 128
 
 Labels = Mapping[str, str]
 
@@ -227,7 +227,7 @@ class RequestMetrics:
     def _publish_ended(self, ended: EndedRequest) -> None:
         log.info(
             "request id=%s release=%s input=%d output=%d cached=%d ttft_ms=%s total_ms=%.1f reason=%s",
-            _shown(ended.request_id),
+            printable(ended.request_id),
             ended.release,
             ended.input_tokens,
             ended.output_tokens,
@@ -246,7 +246,7 @@ class RequestMetrics:
             self._tpot.observe(ended.tpot_s)
 
     def _publish_refused(self, refused: RefusedRequest) -> None:
-        shown = _shown(refused.request_id)
+        shown = printable(refused.request_id)
         log.info("request id=%s release=%s refused reason=%s", shown, self.release, refused.reason)
         self._count_reason(*_ENDED, refused.reason)
         self._count_reason(*_REFUSED, refused.reason)
@@ -296,10 +296,3 @@ class RequestMetrics:
 
     def _count(self, name: str, description: str) -> Counter:
         return self._instruments.counter(name, description, self._labels)
-
-
-def _shown(request_id: str) -> str:
-    """An id for the log: it is the client's, so it must not forge lines."""
-    if request_id.isprintable() and len(request_id) <= _MAX_ID:
-        return request_id or "-"
-    return repr(request_id[:_MAX_ID])

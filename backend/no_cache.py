@@ -1,11 +1,12 @@
 """The null prefix cache: names nothing, finds nothing, takes nothing. For models with `cache` off."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from cachemgr import BlockHash, Lease, PendingBlock, Sink
+from cachemgr import BlockHash, Lease, NamespaceShare, PendingBlock, Sink
 
 
 class _NoLease:
@@ -21,16 +22,37 @@ class _NoLease:
 class NoCache:
     """See PrefixCache."""
 
-    def hashes(self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "") -> list[BlockHash]:
+    def hashes(
+        self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "", public: int = 0
+    ) -> list[BlockHash]:
         """No names, so that nothing below is ever asked."""
         return []
+
+    def public_blocks(self, tokens: npt.NDArray[Any], *, salt: str = "") -> int:
+        """Nothing is public."""
+        return 0
+
+    def set_public(self, prefixes: Sequence[npt.NDArray[np.int64]]) -> None:
+        """Nothing is public."""
+
+    def set_shares(self, shares: Mapping[str, NamespaceShare]) -> None:
+        """There is nothing to share."""
+
+    def usage(self) -> Mapping[str, int]:
+        """Nobody holds anything."""
+        return {}
 
     def lookup(self, hashes: Sequence[BlockHash]) -> int:
         """Nothing is known."""
         return 0
 
     def acquire(
-        self, hashes: Sequence[BlockHash], *, deadline: float | None, block_s: float | None = None
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        deadline: float | None,
+        block_s: float | None = None,
+        namespace: str = "",
     ) -> Lease:
         """An empty lease."""
         return _NoLease()

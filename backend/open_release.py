@@ -64,8 +64,8 @@ class OpenRelease:
             asked.parameters,
             limits=self._limits,
             text=self._text,
-            hasher=self.cache.hashes,
-            namespace=asked.namespace,
+            hasher=self.cache,
+            caller=asked.caller,
             clock=clock,
             release=self.name,
         )

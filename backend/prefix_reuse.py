@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from backend.generation import Generation
 from backend.metrics import Reading
 from backend.prefill_cost import PrefillCost
 from backend.sequence import Sequence as Running
@@ -91,14 +92,17 @@ class PrefixReuse:
         What is elsewhere may take as long to come as computing what is not here would.
         """
         before, seq.lease = seq.lease, None
-        if seq.hashes:
+        if seq.hashes and seq.request.reads_cache:
             known = self._miss_on_error(lambda: self._cache.lookup(seq.hashes), 0)
             deadline = self._clock() + self._cost.seconds(seq.prompt_tokens - known * self._block)
             if seq.request.deadline is not None:
                 deadline = min(deadline, seq.request.deadline)
             block_s = self._cost.seconds(self._block)
             seq.lease = self._miss_on_error(
-                lambda: self._cache.acquire(seq.hashes, deadline=deadline, block_s=block_s), None
+                lambda: self._cache.acquire(
+                    seq.hashes, deadline=deadline, block_s=block_s, namespace=seq.request.namespace
+                ),
+                None,
             )
         if before is not None:
             before.release()
@@ -125,7 +129,7 @@ class PrefixReuse:
         """Offer every whole block written since the last call. Raises EngineError if it cannot export."""
         full = seq.written // self._block
         first, seq.kept = seq.kept, max(seq.kept, full)
-        if not seq.request.use_cache or first >= full or seq.lane is None:
+        if not seq.request.writes_cache or first >= full or seq.lane is None:
             return
         self._name_blocks(seq, full)
         if full <= len(seq.hashes):
@@ -139,7 +143,8 @@ class PrefixReuse:
         if seq.lane is None:
             return
         lane, seq.lane = seq.lane, None
-        blocks = min(seq.written // self._block, len(seq.hashes)) if retain else 0
+        kept = retain and seq.request.writes_cache
+        blocks = min(seq.written // self._block, len(seq.hashes)) if kept else 0
         if blocks:
             self._tier.retain(lane, seq.hashes[:blocks], now=self._clock())
         self._lanes.release(lane, retain=blocks > 0)
@@ -151,7 +156,7 @@ class PrefixReuse:
             if seq.hashes and not self.cache_errors:
                 known = seq.tokens[: len(seq.hashes) * self._block]
                 request = seq.request
-                names = self._cache.hashes(known, namespace=request.namespace, salt=request.cache_salt)
+                names = self._names(request, known)
                 assert names == seq.hashes, "blocks are named after other tokens"
 
     def _reserve(self, seq: Running, known: int) -> tuple[LaneId | None, int]:
@@ -164,7 +169,8 @@ class PrefixReuse:
         for expired in self._tier.expire(now):
             self._lanes.forget(LaneId(expired))
         retained = self._lanes.retained
-        match = self._tier.match(seq.hashes, now=now) if seq.hashes and retained else None
+        asks = bool(seq.hashes) and seq.request.reads_cache and bool(retained)
+        match = self._tier.match(seq.hashes, now=now) if asks else None
         wanted = LaneId(match[0]) if match is not None else None
         if match is not None and match[1] <= known and self._lanes.widens(LaneId(match[0])):
             wanted = None
@@ -192,11 +198,13 @@ class PrefixReuse:
         """Extend the hash chain over sampled tokens; naming 32k tokens takes about a millisecond."""
         if full > len(seq.hashes):
             tokens = seq.tokens[: full * self._block]
-            request = seq.request
-            salt = request.cache_salt
-            seq.hashes = self._miss_on_error(
-                lambda: self._cache.hashes(tokens, namespace=request.namespace, salt=salt), seq.hashes
-            )
+            seq.hashes = self._miss_on_error(lambda: self._names(seq.request, tokens), seq.hashes)
+
+    def _names(self, request: Generation, tokens: npt.NDArray[np.int64]) -> list[BlockHash]:
+        """As the request was read: what became public since is not for it."""
+        return self._cache.hashes(
+            tokens, namespace=request.namespace, salt=request.cache_salt, public=request.public_blocks
+        )
 
     def _export(self, seq: Running, lane: LaneId, blocks: range) -> None:
         pending: dict[int, PendingBlock] = {}

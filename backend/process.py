@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from backend.access import Authoriser
+from backend.access import Access
+from backend.admin import Administrator
 from backend.admission import Admission
 from backend.ledger import Ledger
 from backend.metrics import Instruments, Reading, RequestMetrics
@@ -88,14 +89,15 @@ class Process:
         replies = Replies(cancel=cancel, after_round=after_round, clock=clock)
         return cls(settings, metrics, replies, ledger, forwarded_headers, clock, parts)
 
-    def start_serving(self, serving: OpenRelease, authoriser: Authoriser) -> Parts:
+    def start_serving(self, serving: OpenRelease, access: Access, admin: Administrator) -> Parts:
         """The step loop, the door and the watchdog, ready to be started by the service."""
         settings = self.settings
         loop = StepLoop(serving, max_inbox=settings.max_queue_size + serving.spec.lanes, clock=self.clock)
         admission = Admission(
             loop,
             replies=self.replies,
-            authoriser=authoriser,
+            access=access,
+            admin=admin,
             observer=self.metrics,
             max_waiting=settings.max_queue_size,
             keep_inputs=settings.swap == "drain",

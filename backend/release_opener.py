@@ -99,7 +99,7 @@ class ReleaseOpener:
             head_dim=spec.geometry.head_dim,
             block_tokens=spec.block_tokens,
         )
-        secrets = CacheSecrets.load(node.secrets_dir)
+        secrets = CacheSecrets.load(node.secrets.dir)
         pins = open_page_locker(manifest.runtime, device=settings.device)
         return open_cache(block_format, node.cache, secrets, pins=pins, remote=self._beyond.tiers)
 

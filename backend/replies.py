@@ -59,6 +59,8 @@ class ReplyStream:
     sender: Sender
     ticket: int | None = None
     unsent: list[Delta] = field(default_factory=list)
+    done: Callable[[Delta], None] | None = None
+    """Called once, on the replies thread, with the last delta."""
     cancelling: bool = False
     ended: bool = False
     """The last delta is here; `closed`: it was sent, and the caller must not be asked any more."""
@@ -199,6 +201,9 @@ class Replies:
             log.warning("a response could not be sent: %s", error)
             self._give_up(stream)
         stream.closed = stream.closed or final
+        if final and stream.done is not None:
+            done, stream.done = stream.done, None
+            done(delta)
 
     def _poll(self) -> None:
         """Ask some of the callers, in turn, whether they are still there: each answer is a round trip."""

@@ -223,7 +223,7 @@ class Scheduler:
         A block that was awaited is asked for once more when nobody makes it any longer: it was committed,
         or its maker ended and this sequence computes it.
         """
-        if not seq.hashes:
+        if not seq.hashes or not seq.request.reads_cache:
             return False
         if seq.state is State.WAITING:
             seq.state = State.LOADING
@@ -261,7 +261,7 @@ class Scheduler:
             self._forget_making(seq, seq.hashes[before : seq.kept])
 
     def _claim_making(self, seq: Sequence) -> None:
-        for block in seq.hashes[seq.kept :]:
+        for block in seq.hashes[seq.kept :] if seq.request.writes_cache else ():
             self._making.setdefault(block, seq)
 
     def _forget_making(self, seq: Sequence, hashes: Iterable[BlockHash]) -> None:

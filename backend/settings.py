@@ -26,10 +26,15 @@ T = TypeVar("T")
 TRITON_KEYS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_BATCH_STRATEGY_PATH"})
 """Parameters that Triton itself and its Python backend read."""
 
+ACL_FILE = "acl.toml"
+"""Beside tensorcache.toml it is in force without being named."""
+
 _AT = re.compile(r" - at `\$\.?([^`]*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _CHOICE = re.compile(r"Invalid enum value (.*)")
 _GOT = re.compile(r", got `[^`]*`")
+_RecheckSeconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+_RehashSeconds = Annotated[float, msgspec.Meta(gt=0, le=31_536_000)]
 _HeaderName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9!#$%&'*+.^_|~-]{1,128}$")]
 
 
@@ -56,8 +61,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampler: Literal["auto", "host", "device"] = "auto"
     device: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     cuda_graphs: bool = True
-    recheck_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 300.0
-    rehash_s: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] = 86_400.0
+    recheck_s: _RecheckSeconds = 300.0
+    rehash_s: _RehashSeconds = 86_400.0
     recheck_unready: bool = False
     tp_size: Annotated[int, msgspec.Meta(ge=1)] = 1
 
@@ -101,10 +106,20 @@ class _Frontend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[str, ...] = ()
     min_release: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    recheck_s: _RecheckSeconds | None = None
+    rehash_s: _RehashSeconds | None = None
+    recheck_unready: bool = False
 
 
 class _Secrets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dir: str = "secrets"
+    secret_group: str = ""
+    grace_s: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] = 86_400.0
+
+
+class _Access(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    acl: str = ""
+    public_dir: Annotated[str, msgspec.Meta(min_length=1)] = "public"
 
 
 class _Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,6 +138,7 @@ class _NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frontend: _Frontend = _Frontend()
     trust: _Trust = _Trust()
     secrets: _Secrets = _Secrets()
+    access: _Access = _Access()
     host: _Host = _Host()
     cluster: ClusterSettings = ClusterSettings()
     redis: RedisTierSettings = RedisTierSettings()
@@ -135,6 +151,33 @@ _NEEDED = {"redis": "url", "lmdb": "path"}
 """Without it there is no such tier: who sets anything else there meant to have one."""
 
 
+class SecretsSettings(msgspec.Struct, frozen=True):
+    """Where secrets lie, and who else may read them.
+
+    `group`: name of the one group that may, "" for none. `grace_s`: how long after a newer tag secret came up
+    blocks of an older one are still read.
+    """
+
+    dir: Path
+    group: str = ""
+    grace_s: float = 86_400.0
+
+
+class AccessSettings(msgspec.Struct, frozen=True):
+    """`acl`: who may do what; None: everybody infers. `public_dir`: where public prefixes are kept."""
+
+    acl: Path | None = None
+    public_dir: Path = Path("public")
+
+
+class RecheckSettings(msgspec.Struct, frozen=True):
+    """What a model's own settings may make stricter, and never laxer: see ModelSettings."""
+
+    recheck_s: float | None = None
+    rehash_s: float | None = None
+    unready: bool = False
+
+
 class NodeSettings(msgspec.Struct, frozen=True):
     """tensorcache.toml, with paths made absolute.
 
@@ -143,11 +186,13 @@ class NodeSettings(msgspec.Struct, frozen=True):
     """
 
     trust: TrustSettings
-    secrets_dir: Path
+    secrets: SecretsSettings
     cache: CacheSettings
+    access: AccessSettings = AccessSettings()
     cluster: ClusterSettings = ClusterSettings()
     redis: RedisTierSettings = RedisTierSettings()
     lmdb: LmdbTierSettings = LmdbTierSettings()
+    recheck: RecheckSettings = RecheckSettings()
     log_level: str = "info"
     forwarded_headers: frozenset[str] = FORWARDED_HEADERS
 
@@ -193,7 +238,11 @@ def read_node_settings(path: Path) -> NodeSettings:
     keys = tuple(root / key for key in file.trust.keys)
     return NodeSettings(
         trust=TrustSettings(keys, dict(file.trust.min_release)),
-        secrets_dir=root / file.secrets.dir,
+        secrets=SecretsSettings(
+            root / file.secrets.dir, group=file.secrets.secret_group, grace_s=file.secrets.grace_s
+        ),
+        access=AccessSettings(_acl_path(root, file.access.acl), root / file.access.public_dir),
+        recheck=RecheckSettings(file.trust.recheck_s, file.trust.rehash_s, file.trust.recheck_unready),
         cache=cache,
         cluster=_anchored(file.cluster, root, "state_dir", "tls_cert", "tls_key", "tls_ca"),
         redis=_anchored(file.redis, root, "password_file"),
@@ -201,6 +250,14 @@ def read_node_settings(path: Path) -> NodeSettings:
         log_level=file.log.level,
         forwarded_headers=frozenset(name.lower() for name in file.frontend.forwarded_headers),
     )
+
+
+def _acl_path(root: Path, named: str) -> Path | None:
+    """The file that is named, else the one that lies beside: who puts it there wants it obeyed."""
+    if named:
+        return root / named
+    beside = root / ACL_FILE
+    return beside if beside.exists() or beside.is_symlink() else None
 
 
 def _check_sections(data: Mapping[str, Any], path: Path) -> None:

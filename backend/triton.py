@@ -22,11 +22,19 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from backend.access import OpenAccess
+from backend.access import open_access
 from backend.calls import CANCEL_CALL, ERROR, REASON, TEXT, Call, Calls
 from backend.composition import open_decoder
 from backend.environment import config_path
-from backend.errors import BackendError, BackendStuck, ConfigError, DecoderGone, InvalidRequest, Overloaded
+from backend.errors import (
+    AccessDenied,
+    BackendError,
+    BackendStuck,
+    ConfigError,
+    DecoderGone,
+    InvalidRequest,
+    Overloaded,
+)
 from backend.facade import Facade
 from backend.facade_service import FacadeService
 from backend.generation import Delta, Generation
@@ -110,7 +118,7 @@ class TritonPythonModel:
             Path(args["model_repository"]) / version,
             settings=settings,
             node=node,
-            authoriser=OpenAccess(),
+            access=open_access(name),
             instruments=TritonInstruments(self._pb),
             labels={"model": name, "version": version},
         )
@@ -178,6 +186,7 @@ class ResponseTensors:
         self._wanted = wanted
         self._release = generation.release if generation is not None else ""
         self._logprobs = generation is not None and generation.logprobs
+        self._hides_cached = generation is not None and generation.hides_cached_tokens
 
     def __call__(self, delta: Delta) -> list[Any]:
         """Text and ids always; logprobs if asked for; the reason and the totals with the last delta."""
@@ -191,7 +200,8 @@ class ResponseTensors:
             columns["finish_reason"] = _text(delta.finish.value)
             columns["num_input_tokens"] = np.array([delta.usage.input_tokens], dtype=np.uint32)
             columns["num_output_tokens"] = np.array([delta.usage.output_tokens], dtype=np.uint32)
-            columns["num_cached_tokens"] = np.array([delta.usage.cached_tokens], dtype=np.uint32)
+            cached = 0 if self._hides_cached else delta.usage.cached_tokens
+            columns["num_cached_tokens"] = np.array([cached], dtype=np.uint32)
             columns["release"] = _text(self._release)
         wanted = self._wanted or columns.keys()
         return [self._pb.Tensor(name, array) for name, array in columns.items() if name in wanted]
@@ -257,7 +267,7 @@ class _Statuses:
 
 
 def _status_name(error: Exception) -> str:
-    if isinstance(error, InvalidRequest):
+    if isinstance(error, InvalidRequest | AccessDenied):
         return "INVALID_ARG"
     return "UNAVAILABLE" if isinstance(error, Overloaded | DecoderGone | BackendStuck) else "INTERNAL"
 

@@ -9,6 +9,7 @@ Invariant: a vector file with a test secret is checked in; a change that moves t
 string. Threads: pure, any thread.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -52,7 +53,16 @@ class BlockHasher:
             (_TAG_RANK, f"{rank}/{ranks}".encode()),
         )
 
-    def hashes(self, tokens: npt.NDArray[Any], *, namespace: str, salt: str) -> list[BlockHash]:
+    def set_public(self, prefixes: Sequence[npt.NDArray[np.int64]]) -> None:
+        """See PrefixCache."""
+
+    def public_blocks(self, tokens: npt.NDArray[Any], *, salt: str) -> int:
+        """See PrefixCache."""
+        return 0
+
+    def hashes(
+        self, tokens: npt.NDArray[Any], *, namespace: str, salt: str, public: int = 0
+    ) -> list[BlockHash]:
         """Names of the whole blocks of `tokens` (integers, [N]); a last partial block has none.
 
         ValueError if a token does not fit u32: wrapped around, two prompts would share a name.

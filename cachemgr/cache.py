@@ -21,7 +21,7 @@ over what fell free and, if anybody asked for blocks since, reads the headers th
 import logging
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,16 @@ import numpy.typing as npt
 from cachemgr.arena import ArenaView
 from cachemgr.arena_files import ArenaFiles
 from cachemgr.block_hash import BlockHasher
-from cachemgr.contract import BlockFormat, BlockHash, Lease, MemoryPins, PendingBlock, RemoteTiers, Sink
+from cachemgr.contract import (
+    BlockFormat,
+    BlockHash,
+    Lease,
+    MemoryPins,
+    NamespaceShare,
+    PendingBlock,
+    RemoteTiers,
+    Sink,
+)
 from cachemgr.counts import Counts
 from cachemgr.host_tier import HostTier
 from cachemgr.lease import FetchingLease, Reservation, SlotLease
@@ -84,6 +93,7 @@ class HostCache:
         self._ttl_s = ttl_s
         self._pins = pins
         self._remote: RemoteTiers = NoRemoteTiers()
+        self._shares: dict[str, NamespaceShare] = {}
         self._tier = self._new_tier()
         self._staging: list[npt.NDArray[np.uint8]] = []
         self._asked = False
@@ -94,9 +104,28 @@ class HostCache:
             self._refresh_arenas()
             self._refresher.start()
 
-    def hashes(self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "") -> list[BlockHash]:
+    def hashes(
+        self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "", public: int = 0
+    ) -> list[BlockHash]:
         """See PrefixCache."""
-        return self._hasher.hashes(tokens, namespace=namespace, salt=salt)
+        return self._hasher.hashes(tokens, namespace=namespace, salt=salt, public=public)
+
+    def public_blocks(self, tokens: npt.NDArray[Any], *, salt: str = "") -> int:
+        """See PrefixCache."""
+        return self._hasher.public_blocks(tokens, salt=salt)
+
+    def set_public(self, prefixes: Sequence[npt.NDArray[np.int64]]) -> None:
+        """See PrefixCache."""
+        self._hasher.set_public(prefixes)
+
+    def set_shares(self, shares: Mapping[str, NamespaceShare]) -> None:
+        """See PrefixCache."""
+        self._shares = dict(shares)
+        self._tier.table.set_shares(self._shares)
+
+    def usage(self) -> Mapping[str, int]:
+        """See PrefixCache."""
+        return self._tier.table.usage()
 
     def lookup(self, hashes: Sequence[BlockHash]) -> int:
         """See PrefixCache."""
@@ -104,21 +133,27 @@ class HostCache:
         return self._tier.table.known(hashes)
 
     def acquire(
-        self, hashes: Sequence[BlockHash], *, deadline: float | None, block_s: float | None = None
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        deadline: float | None,
+        block_s: float | None = None,
+        namespace: str = "",
     ) -> Lease:
         """See PrefixCache. The lease is ready at once unless there is more, and a place to fetch it from."""
         self._asked = True
         tier, remote, clock = self._tier, self._remote, self._clock
         tier.table.sweep()
-        slots = tier.table.pin(hashes)
+        slots = tier.table.pin(hashes, namespace=namespace)
         if slots and remote.active:
             remote.used(hashes[: len(slots)])
         fetch = deadline is not None and len(slots) < len(hashes) and remote.active and clock() < deadline
         if deadline is None or not fetch:
             return SlotLease(slots, hashes[: len(slots)], owner=self, tier=tier)
         lease = FetchingLease(
-            slots, hashes, owner=self, tier=tier, clock=clock, deadline=deadline, block_s=block_s
-        )
+            slots, hashes, owner=self, tier=tier, clock=clock, deadline=deadline, block_s=block_s,
+            namespace=namespace,
+        )  # fmt: skip
         lease.wait_for(remote)
         return lease
 
@@ -148,9 +183,9 @@ class HostCache:
         return usable
 
     def prepare(self, hashes: Sequence[BlockHash], index: int, *, namespace: str = "") -> PendingBlock | None:
-        """See PrefixCache. `namespace` is for quotas, which the host tier does not have yet."""
+        """See PrefixCache."""
         tier = self._tier
-        slot = tier.table.reserve(hashes, index)
+        slot = tier.table.reserve(hashes, index, namespace=namespace)
         if slot is None:
             return None
         address = address_of(hashes, index)
@@ -303,6 +338,7 @@ class HostCache:
             pins=self._pins,
         )
         tier.table.declines = not self._remote.active
+        tier.table.set_shares(self._shares)
         return tier
 
     def _refresh_on(self) -> None:

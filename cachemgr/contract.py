@@ -9,7 +9,7 @@ Failure law: trouble in here is a miss and a counter, never an exception on the 
 bytes. Only misuse (our own bug) raises.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType, Protocol
 
@@ -24,6 +24,18 @@ ELEMENT_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 Sink = Callable[[range, Sequence[npt.NDArray[np.uint8]]], None]
 """Takes checked payloads of consecutive blocks; the buffers are only valid during the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceShare:
+    """What a namespace may hold of every arena, as fractions of its slots in [0, 1].
+
+    `quota`: it gets no more; a block beyond goes for one of its own. `min_share`: so much of what it holds
+    does not go for others.
+    """
+
+    quota: float = 1.0
+    min_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +92,30 @@ class PendingBlock(Protocol):
 class PrefixCache(Protocol):
     """The cache manager as the backend sees it; one per engine identity and process."""
 
-    def hashes(self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "") -> list[BlockHash]:
-        """Names of the whole blocks of `tokens` (int32 or int64, [N]), chained. Pure; any thread."""
+    def hashes(
+        self, tokens: npt.NDArray[Any], *, namespace: str, salt: str = "", public: int = 0
+    ) -> list[BlockHash]:
+        """Names of the whole blocks of `tokens` (int32 or int64, [N]), chained. Pure; any thread.
+
+        The first `public` blocks get the names that they have for everybody; the next one continues from
+        there with the names of `namespace`.
+        """
+        ...
+
+    def public_blocks(self, tokens: npt.NDArray[Any], *, salt: str = "") -> int:
+        """How many leading blocks of `tokens` are public; 0 with a salt, which asks for isolation."""
+        ...
+
+    def set_public(self, prefixes: Sequence[npt.NDArray[np.int64]]) -> None:
+        """From now on the whole blocks of these are public, and no others. Any thread."""
+        ...
+
+    def set_shares(self, shares: Mapping[str, NamespaceShare]) -> None:
+        """From now on namespaces share the host tier so; who is not named shares what is left. Any thread."""
+        ...
+
+    def usage(self) -> Mapping[str, int]:
+        """Resident blocks by namespace, of those that `set_shares` named; "" for all others."""
         ...
 
     def lookup(self, hashes: Sequence[BlockHash]) -> int:
@@ -89,9 +123,16 @@ class PrefixCache(Protocol):
         ...
 
     def acquire(
-        self, hashes: Sequence[BlockHash], *, deadline: float | None, block_s: float | None = None
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        deadline: float | None,
+        block_s: float | None = None,
+        namespace: str = "",
     ) -> Lease:
         """Pin the longest known run (possibly empty); fetch what is missing of the chain until `deadline`.
+
+        `namespace`: who asks; what nobody is known to hold yet is theirs from now on.
 
         `deadline`: time.monotonic() seconds; None: nothing is fetched. `block_s`: seconds that computing one
         more block would take: only what costs less is fetched. None: whatever is there is.
@@ -111,6 +152,8 @@ class PrefixCache(Protocol):
 
     def prepare(self, hashes: Sequence[BlockHash], index: int, *, namespace: str = "") -> PendingBlock | None:
         """Reserve a slot for block `index` of the chain; None if it exists or nothing can be evicted.
+
+        `namespace`: whose share it counts to.
 
         What another process of the node holds exists, too, unless a slot is free: a copy of our own then
         outlives that process, and costs nobody anything.

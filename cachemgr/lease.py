@@ -62,7 +62,7 @@ class FetchingLease(SlotLease):
     could call back.
     """
 
-    __slots__ = ("_block_s", "_clock", "_deadline", "_give_up", "_lock", "_since", "_waiting")
+    __slots__ = ("_block_s", "_clock", "_deadline", "_give_up", "_lock", "_namespace", "_since", "_waiting")
 
     def __init__(
         self,
@@ -74,11 +74,13 @@ class FetchingLease(SlotLease):
         clock: Callable[[], float],
         deadline: float,
         block_s: float | None = None,
+        namespace: str = "",
     ) -> None:
         super().__init__(slots, tuple(hashes), owner=owner, tier=tier)
         self._clock = clock
         self._deadline = deadline
         self._block_s = block_s
+        self._namespace = namespace
         self._since = clock()
         self._lock = Lock()
         self._waiting = True
@@ -119,7 +121,10 @@ class FetchingLease(SlotLease):
                 return False
             waited_s = self._clock() - self._since
             came = self.tier.table.pin_fetched(
-                self.hashes[self.blocks :], waited_s=waited_s, timed_out=timed_out
+                self.hashes[self.blocks :],
+                waited_s=waited_s,
+                timed_out=timed_out,
+                namespace=self._namespace,
             )
             self._held[0] += came
             self.blocks += len(came)

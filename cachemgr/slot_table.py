@@ -15,12 +15,12 @@ Invariants
 Threads: any.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from cachemgr.contract import BlockHash
+from cachemgr.contract import BlockHash, NamespaceShare
 from cachemgr.counts import Counts
 from cachemgr.integrity import check_slots
 from cachemgr.other_blocks import FIRST_OTHER_SLOT, mixed_run
@@ -64,7 +64,7 @@ class SlotTable:
                 break
         return found
 
-    def pin(self, hashes: Sequence[BlockHash]) -> list[int]:
+    def pin(self, hashes: Sequence[BlockHash], *, namespace: str = "") -> list[int]:
         """Pin what is ours of that run; its slots. What is evicted between two slices only shortens it."""
         slots = self._pin_run(hashes)
         theirs = sum(slot >= FIRST_OTHER_SLOT for slot in slots)
@@ -75,7 +75,9 @@ class SlotTable:
             self._counts.foreign_hit_blocks += theirs
         return slots
 
-    def pin_fetched(self, hashes: Sequence[BlockHash], *, waited_s: float, timed_out: bool) -> list[int]:
+    def pin_fetched(
+        self, hashes: Sequence[BlockHash], *, waited_s: float, timed_out: bool, namespace: str = ""
+    ) -> list[int]:
         """Pin what came of the rest of a chain whose front is pinned; its slots."""
         slots = self._pin_run(hashes)
         with self._state.lock:
@@ -97,7 +99,7 @@ class SlotTable:
                     if slot < FIRST_OTHER_SLOT:
                         state.unpin(slot, now=now)
 
-    def reserve(self, hashes: Sequence[BlockHash], index: int) -> int | None:
+    def reserve(self, hashes: Sequence[BlockHash], index: int, *, namespace: str = "") -> int | None:
         """A slot for block `index` of the chain; None if it exists or no block should go for it.
 
         The slot may still carry what went for it: the caller erases that before it writes.
@@ -220,6 +222,13 @@ class SlotTable:
         with self._state.lock:
             for name, slot in blocks:
                 self._state.others.remove(name, slot)
+
+    def set_shares(self, shares: Mapping[str, NamespaceShare]) -> None:
+        """See PrefixCache."""
+
+    def usage(self) -> Mapping[str, int]:
+        """See PrefixCache."""
+        return {"": len(self._state.index)}
 
     def gauges(self) -> dict[str, float]:
         """Resident blocks and pins, now."""

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from backend.access import Caller, Verb
 from backend.errors import InvalidRequest
 from backend.generation import Generation, SamplingParams
 from backend.io import PROMPTS, Port
@@ -35,9 +36,15 @@ _SAMPLING: Final = (
 
 
 class Hasher(Protocol):
-    """Names the whole blocks of a prompt: PrefixCache.hashes."""
+    """Names the whole blocks of a prompt: a PrefixCache."""
 
-    def __call__(self, tokens: npt.NDArray[np.int64], *, namespace: str, salt: str = "") -> list[BlockHash]:
+    def public_blocks(self, tokens: npt.NDArray[np.int64], *, salt: str = "") -> int:
+        """How many leading blocks are public."""
+        ...
+
+    def hashes(
+        self, tokens: npt.NDArray[np.int64], *, namespace: str, salt: str = "", public: int = 0
+    ) -> list[BlockHash]:
         """One hash per whole block, chained."""
         ...
 
@@ -63,7 +70,7 @@ def parse_generation(
     limits: RequestLimits,
     text: TextModel,
     hasher: Hasher,
-    namespace: str,
+    caller: Caller,
     clock: Callable[[], float],
     fresh_seed: Callable[[], int] = _draw_seed,
     release: str = "",
@@ -80,12 +87,18 @@ def parse_generation(
     echo = not options.get("exclude_input_in_output", True)
     prompt = _read_prompt(inputs, text, limits, echo=echo)
     max_tokens, min_tokens = _lengths(options, limits, room=limits.max_seq_len - len(prompt.tokens))
-    salt, use_cache = options.get("cache_salt", ""), not options.get("no_cache", False)
+    salt, cached = options.get("cache_salt", ""), not options.get("no_cache", False)
+    reads, writes = cached and caller.may(Verb.CACHE_READ), cached and caller.may(Verb.CACHE_WRITE)
+    public = hasher.public_blocks(prompt.tokens, salt=salt) if reads or writes else 0
     return Generation(
         request_id=request_id,
         prompt=prompt.tokens,
-        block_hashes=hasher(prompt.tokens, namespace=namespace, salt=salt) if use_cache else (),
-        namespace=namespace,
+        block_hashes=(
+            hasher.hashes(prompt.tokens, namespace=caller.namespace, salt=salt, public=public)
+            if reads or writes
+            else ()
+        ),
+        namespace=caller.namespace,
         sampling=_sampling(options, fresh_seed),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -94,13 +107,17 @@ def parse_generation(
         stream=options.get("stream", False),
         echo=echo,
         logprobs=options.get("return_logprobs", False),
-        use_cache=use_cache,
+        reads_cache=reads,
+        writes_cache=writes,
         received=received,
         deadline=deadline,
         prompt_text=prompt.text if echo else "",
         cache_salt=salt,
         probe=PROBE in parameters and max_tokens == 1 and len(prompt.tokens) <= PROBE_TOKENS,
         release=release,
+        principal=caller.principal,
+        public_blocks=public,
+        hides_cached_tokens=caller.hides_cached_tokens,
     )
 
 

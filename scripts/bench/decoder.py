@@ -2,21 +2,21 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from backend.access import DEFAULT_NAMESPACE
+from backend.access import EVERYBODY, Access, AuditLog, Caller, NoLimits, Verb
 from backend.composition import wire
 from backend.generation import Delta, Generation
 from backend.metrics import Labels
 from backend.service import DecoderService
 from backend.settings import ModelSettings
 from backend.text import TextModel
-from cachemgr import PrefixCache
+from cachemgr import NamespaceShare, PrefixCache
 from engines import Engine, VerifiedRelease
 
 Tokens = npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ def decoder(
         cache,
         text=text,
         settings=settings,
-        authoriser=Everybody(),
+        access=everybody(),
         instruments=NoInstruments(),
         labels={},
     )
@@ -114,12 +114,25 @@ def decoder(
         service.close()
 
 
-class Everybody:
-    """One namespace, without the warning that a server gives."""
+class _Everybody:
+    """An Authoriser with one namespace, without the warning that a server gives."""
 
-    def namespace(self, parameters: Mapping[str, object]) -> str:
+    principals = 1
+
+    def authorise(self, parameters: Mapping[str, object], *, verb: Verb) -> Caller:
         """See backend.access.Authoriser."""
-        return DEFAULT_NAMESPACE
+        return EVERYBODY
+
+    def follow(self, listener: Callable[[Mapping[str, NamespaceShare]], None]) -> None:
+        """See backend.access.Authoriser."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def everybody() -> Access:
+    """No access control, and not a word about it."""
+    return Access(_Everybody(), NoLimits(), AuditLog("bench"))
 
 
 class _Silent:

@@ -15,11 +15,11 @@ import numpy as np
 
 from backend.composition import open_decoder
 from backend.service import DecoderService
-from backend.settings import ModelSettings, NodeSettings
+from backend.settings import ModelSettings, NodeSettings, SecretsSettings
 from cachemgr import CacheSettings
 from engines import TrustSettings, load_release_dir, sign_release
 from engines.manifest import MANIFEST, SIGNATURE, encode_manifest, parse_manifest
-from scripts.bench.decoder import Decoder, Everybody, Heard, NoInstruments
+from scripts.bench.decoder import Decoder, Heard, NoInstruments, everybody
 from scripts.bench.harness import Reading
 from scripts.bench.subject import MODEL, Subject
 
@@ -154,9 +154,9 @@ def _serving(subject: Subject, version_dir: Path) -> Iterator[DecoderService]:
         lanes=8, max_seq_len=2048, threads=subject.settings.threads, cache="off", swap_poll_s=0.05
     )
     trust = TrustSettings(keys=(subject.keys[1],))
-    node = NodeSettings(trust, version_dir / "secrets", CacheSettings())
+    node = NodeSettings(trust, SecretsSettings(version_dir / "secrets"), CacheSettings())
     service = open_decoder(
-        MODEL, version_dir, settings=settings, node=node, authoriser=Everybody(),
+        MODEL, version_dir, settings=settings, node=node, access=everybody(),
         instruments=NoInstruments(), labels={},
     )  # fmt: skip
     try:

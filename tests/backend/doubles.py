@@ -163,7 +163,19 @@ class DictCache:
         self.leases: list[DictLease] = []
         self.deadlines: list[float] = []
 
-    def hashes(self, tokens, *, namespace, salt=""):
+    def public_blocks(self, tokens, *, salt=""):
+        return 0
+
+    def set_public(self, prefixes):
+        pass
+
+    def set_shares(self, shares):
+        pass
+
+    def usage(self):
+        return {}
+
+    def hashes(self, tokens, *, namespace, salt="", public=0):
         self._check()
         chain, out = f"{namespace}|{salt}".encode(), []
         for block in range(len(tokens) // BLOCK):
@@ -178,7 +190,7 @@ class DictCache:
             count += 1
         return count
 
-    def acquire(self, hashes, *, deadline, block_s=None):
+    def acquire(self, hashes, *, deadline, block_s=None, namespace=""):
         self._check()
         self.deadlines.append(deadline)
         self.pins += 1
@@ -320,7 +332,8 @@ def generation(
         stream=stream,
         echo=False,
         logprobs=False,
-        use_cache=cache is not None,
+        reads_cache=cache is not None,
+        writes_cache=cache is not None,
         received=received,
         deadline=deadline,
         cache_salt=salt,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backend.access import OpenAccess
+from backend.access import open_access
 from backend.composition import wire
 from backend.generation import Delta
 from backend.settings import ModelSettings
@@ -149,7 +149,7 @@ class ServiceRig:
         self.engine = engine
         self.cache = cache
         self.service = wire(
-            engine, cache, text=text, settings=ModelSettings(**settings), authoriser=OpenAccess(),
+            engine, cache, text=text, settings=ModelSettings(**settings), access=open_access("m"),
             instruments=NoInstruments(), labels={"model": "test", "version": "1"},
         )  # fmt: skip
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from backend.access import OpenAccess
+from backend.access import open_access
+from backend.admin import NoCommands
 from backend.process import Process
 from backend.service import DecoderService
 from backend.settings import ModelSettings
@@ -101,7 +102,9 @@ class DoubleRig:
         self.process = Process.around(chosen, self.recorded, {"model": "m"}, forwarded_headers=frozenset())
         self.opener = Opener(folder, self.process, lanes=lanes)
         serving = self.opener.current(beside=None, run=lambda job: job())
-        self.loop, self.admission, watchdog = self.process.start_serving(serving, OpenAccess())
+        self.loop, self.admission, watchdog = self.process.start_serving(
+            serving, open_access("m"), NoCommands()
+        )
         self.swapper = Swapper(
             serving, folder, settings=SwapSettings(chosen.swap, chosen.swap_poll_s, chosen.drain_s),
             opener=self.opener, loop=self.loop, admission=self.admission, metrics=self.process.metrics,

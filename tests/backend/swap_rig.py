@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from backend.access import OpenAccess
+from backend.access import open_access
 from backend.composition import open_decoder
-from backend.settings import ModelSettings, NodeSettings
+from backend.settings import ModelSettings, NodeSettings, SecretsSettings
 from cachemgr import CacheSecrets, CacheSettings
 from engines import TrustSettings, generate_signing_key, sign_release
 from engines.build import BuildOptions, build_release
@@ -91,11 +91,11 @@ class SwapRig:
         self.shelf = shelf
         self.recorded = Recorded()
         cache = CacheSettings(host_bytes=host_bytes, directory=str(arenas or shelf.root))
-        node = NodeSettings(shelf.trust, shelf.root / "secrets", cache)
+        node = NodeSettings(shelf.trust, SecretsSettings(shelf.root / "secrets"), cache)
         self.service = open_decoder(
             "small", shelf.version,
             settings=ModelSettings(**{"threads": 1, "swap_poll_s": 0.05, **settings}),
-            node=node, authoriser=OpenAccess(), instruments=self.recorded, labels={"model": "m"},
+            node=node, access=open_access("m"), instruments=self.recorded, labels={"model": "m"},
         )  # fmt: skip
 
     def start(self, prompt, *, parameters=None, **options) -> SwapCaller:

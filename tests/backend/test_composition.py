@@ -2,14 +2,16 @@
 
 import logging
 import shutil
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 
+from backend.access import EVERYBODY, Access, AuditLog, NoLimits
 from backend.composition import open_decoder
 from backend.errors import EngineFailed, InvalidRequest, Overloaded
-from backend.settings import ModelSettings, NodeSettings
+from backend.settings import ModelSettings, NodeSettings, SecretsSettings
 from cachemgr import CacheSecrets, CacheSettings, SecretsError
 from engines import ReleaseError, TrustSettings, generate_signing_key, publish_release, sign_release
 from tests.backend.service_rig import Caller, NoInstruments
@@ -18,8 +20,16 @@ from tests.backend.service_rig import Caller, NoInstruments
 class ByKey:
     """Takes the namespace from the credential."""
 
-    def namespace(self, parameters):
-        return str(parameters.get("api_key", "nobody"))
+    principals = 1
+
+    def authorise(self, parameters, *, verb):
+        return replace(EVERYBODY, namespace=str(parameters.get("api_key", "nobody")))
+
+    def follow(self, listener):
+        pass
+
+    def close(self):
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +45,14 @@ def deployed(small_release, tmp_path_factory):
     publish_release(release, root / "small" / "1", model="small", trust=trust)
     CacheSecrets.generate(root / "secrets")
     cache = CacheSettings(host_bytes=16 << 20, directory=str(root))
-    return root / "small" / "1", NodeSettings(trust, root / "secrets", cache)
+    return root / "small" / "1", NodeSettings(trust, SecretsSettings(root / "secrets"), cache)
 
 
 def open_small(deployed, *, node=None, model="small", **settings):
     version, own = deployed
     return open_decoder(
-        model, version, settings=ModelSettings(threads=1, **settings), node=node or own, authoriser=ByKey(),
+        model, version, settings=ModelSettings(threads=1, **settings), node=node or own,
+        access=Access(ByKey(), NoLimits(), AuditLog("small")),
         instruments=NoInstruments(), labels={"model": model, "version": "1"},
     )  # fmt: skip
 
@@ -116,12 +127,12 @@ def test_closing_ends_open_streams_with_a_reason(deployed):
 
 def test_refusals_are_one_line_and_leave_nothing_open(deployed):
     version, node = deployed
-    strangers = NodeSettings(TrustSettings(), node.secrets_dir, node.cache)
+    strangers = NodeSettings(TrustSettings(), node.secrets, node.cache)
     with pytest.raises(ReleaseError, match="at least one trusted key"):
         open_small(deployed, node=strangers)
     with pytest.raises(ReleaseError, match="other"):
         open_small(deployed, model="other")
-    homeless = NodeSettings(node.trust, version / "nowhere", node.cache)
+    homeless = NodeSettings(node.trust, SecretsSettings(version / "nowhere"), node.cache)
     with pytest.raises(SecretsError):
         open_small(deployed, node=homeless)
     service = open_small(deployed)

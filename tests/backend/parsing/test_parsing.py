@@ -9,7 +9,7 @@ from tests.backend.parsing.requests_made import (
     NOW,
     TEXT,
     Inputs,
-    hasher,
+    ShownHasher,
     hello,
     one,
     parse,
@@ -71,7 +71,7 @@ def test_every_option_as_an_input() -> None:
     assert sampled.seed == 2**64 - 1
     assert (made.ignore_eos, made.logprobs, made.echo) == (True, True, True)
     assert made.prompt_text == "hello"
-    assert made.block_hashes == hasher(made.prompt, namespace="ns", salt="s")
+    assert made.block_hashes == ShownHasher().hashes(made.prompt, namespace="ns", salt="s")
     assert made.cache_salt == "s"
 
 
