@@ -67,6 +67,7 @@ _ROWS = (
     Goal("cache.ttft1024.host_vs_compute", "cache", "ratio", "<=", 0.05),
     Goal("cache.ttft2048.hit_vs_openvino_hit", "cache", "ratio", "<=", 0.6),
     Goal("cache.restore.vs_memcpy", "cache", "ratio", ">=", 0.3),
+    Goal("tag.vs_memcpy", "cache", "ratio", "<=", 1.5),
     Goal("cache.hash32k_ms", "cache", "ms", "<=", 1.5),
     Goal("cache.lookup1024_ms", "cache", "ms", "<=", 1.0),
     Goal("cache.reattach100k_ms", "cache", "ms", "<=", 100.0),
