@@ -21,13 +21,13 @@ A request's life, and the module that is in charge of each part:
 for each release) name the implementations. `open_release` is what belongs to one release, `first_release`
 chooses the one to begin with, `swapper` puts another in its place while requests run (with `watched_release`,
 `swap_refusal`, `loop_job`, `ledger`). `facade` is the second model, not decoupled, `facade_service` runs it,
-`calls` is what it and the decoder agree on. Output `release` is the first 16 hex digits of the digest of the
-release that read the request.
+`calls` is what it and the decoder agree on. `tenancy` tells caches what is public, and who shares how. Output
+`release` is the first 16 hex digits of the digest of the release that read the request.
 
 What they share: `generation` and `sequence` are a request on its way, `asked` one that waits for a release,
 `sampling` the choice of tokens, `no_cache` the null object of the cache, `gpu_memory` how full the GPU is,
 `settings` and `environment` what was asked for, `errors` the refusals, `io` the table of inputs and outputs,
-`strict_json` how JSON is read. `model` is what Triton imports.
+`strict_json` how JSON is read, `printable` how a client's text is logged. `model` is what Triton imports.
 
 Threads: T1 Triton's (`execute` parses, submits and returns) · T2 the step loop · T4 replies. They meet at
 queues.

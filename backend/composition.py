@@ -52,9 +52,9 @@ def open_decoder(
     loop, admission, watchdog = process.start_serving(serving, access, NoCommands())
     recheck = Recheck(
         trust=node.trust,
-        recheck_s=settings.recheck_s,
-        rehash_s=settings.rehash_s,
-        unready=settings.recheck_unready,
+        recheck_s=min(settings.recheck_s, node.recheck.recheck_s or settings.recheck_s),
+        rehash_s=min(settings.rehash_s, node.recheck.rehash_s or settings.rehash_s),
+        unready=settings.recheck_unready or node.recheck.unready,
     )
     process.ledger.open(recheck, recheck.readings)
 

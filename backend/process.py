@@ -24,6 +24,7 @@ from backend.scheduler import Scheduler
 from backend.settings import ModelSettings
 from backend.step_loop import StepLoop
 from backend.stepper import Stepper
+from backend.tenancy import Tenancy
 from backend.text import TextModel
 from backend.watchdog import Watchdog
 from cachemgr import LaneTier, PrefixCache
@@ -48,6 +49,7 @@ class Process:
     ledger: Ledger
     forwarded_headers: frozenset[str]
     clock: Clock
+    tenancy: Tenancy = field(default_factory=Tenancy)
     parts: list[Parts] = field(default_factory=list)
     """Filled once: metrics and replies are made before what they look at."""
 
@@ -87,7 +89,7 @@ class Process:
                 admission.cancel(ticket)
 
         replies = Replies(cancel=cancel, after_round=after_round, clock=clock)
-        return cls(settings, metrics, replies, ledger, forwarded_headers, clock, parts)
+        return cls(settings, metrics, replies, ledger, forwarded_headers, clock, parts=parts)
 
     def start_serving(self, serving: OpenRelease, access: Access, admin: Administrator) -> Parts:
         """The step loop, the door and the watchdog, ready to be started by the service."""

@@ -78,6 +78,7 @@ class ReleaseOpener:
             else:
                 cache = self._open_cache(spec, manifest)
                 undo.callback(cache.close)
+                self._process.tenancy.adopt(cache)
                 opened = self._process.assemble(engine, cache, text=text, device=device)
             undo.pop_all()
         self._text = _text_facts(manifest), text

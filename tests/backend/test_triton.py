@@ -5,8 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,9 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def encode(wanted=(), **options):
-    request = generation([1, 2])
-    if options.get("logprobs"):
-        request = SimpleNamespace(logprobs=True, release="abc")
+    request = replace(generation([1, 2]), **options)
     return ResponseTensors(FakePb, frozenset(wanted), request)
 
 
@@ -44,6 +42,11 @@ def test_log_lines_have_their_letters_whatever_the_locale():
 
 
 LAST = Delta(" end", [5], [-0.5], FinishReason.STOP, Usage(7, 3, 2, 0.1))
+
+
+def test_whoever_may_not_know_what_was_cached_is_told_nought():
+    told = values(encode(("num_cached_tokens", "num_input_tokens"), hides_cached_tokens=True)(LAST))
+    assert told == {"num_cached_tokens": [0], "num_input_tokens": [7]}
 
 
 def test_details_are_logged_of_our_own_rooms_and_of_no_library():

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -314,8 +315,8 @@ def test_a_release_that_falls_into_the_pinning_of_what_came_unpins_it(
     pin_fetched = table.pin_fetched
     releasing = threading.Thread(target=lease.release)
 
-    def pin_and_release(hashes: Sequence[BlockHash], *, waited_s: float, timed_out: bool) -> list[int]:
-        slots = pin_fetched(hashes, waited_s=waited_s, timed_out=timed_out)
+    def pin_and_release(hashes: Sequence[BlockHash], **how: Any) -> list[int]:
+        slots = pin_fetched(hashes, **how)
         releasing.start()
         releasing.join(0.2)
         return slots
