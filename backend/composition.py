@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from backend.access import Access
-from backend.admin import NoCommands
+from backend.admin import Administrator, NoCommands
 from backend.first_release import open_first
 from backend.metrics import Instruments, Reading
 from backend.open_release import OpenRelease
@@ -106,13 +106,14 @@ def wire(
     access: Access,
     instruments: Instruments,
     labels: Mapping[str, str],
+    admin: Administrator | None = None,
     forwarded_headers: frozenset[str] = FORWARDED_HEADERS,
     clock: Clock = time.monotonic,
 ) -> DecoderService:
     """Everything between a request and an engine that is open already, started. It serves no other."""
     process = Process.around(settings, instruments, labels, forwarded_headers=forwarded_headers, clock=clock)
     serving = process.assemble(engine, cache, text=text)
-    loop, admission, watchdog = process.start_serving(serving, access, NoCommands())
+    loop, admission, watchdog = process.start_serving(serving, access, admin or NoCommands())
     return DecoderService(
         serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
         drain_s=settings.drain_s,

@@ -13,6 +13,7 @@ Threads: one per open request, which only waits (`answer`); `cancel` on any.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
@@ -27,6 +28,8 @@ from backend.settings import FacadeSettings
 TIMEOUT_MARGIN_S: Final = 5.0
 """How much longer than its deadline a request is waited for: the decoder answers it with what there is."""
 
+_CREDENTIALS: Final = frozenset({"authorization", "api_key"})
+_SCHEME: Final = re.compile("^ *bearer ", re.IGNORECASE)
 _LOGPROBS: Final = "logprobs"
 _ALL_OUTPUTS: Final = [port.name for port in OUTPUTS]
 
@@ -84,6 +87,13 @@ class Facade:
         micros = request.timeout() or _whole(_parameters(request).get("timeout"))
         limit = self._settings.answer_timeout_s
         return min(limit, micros / 1e6 + TIMEOUT_MARGIN_S) if micros > 0 else limit
+
+    def credential(self, request: Any) -> str:
+        """What the caller shows, as it came: whom open requests are counted for. Who it is, only the decoder
+        knows. Empty if nothing is shown.
+        """
+        shown = [str(value) for name, value in _parameters(request).items() if name.lower() in _CREDENTIALS]
+        return _SCHEME.sub("", shown[0]).strip() if shown else ""
 
     def answer(self, request: Any, call: AskedCall) -> Any:
         """The one response for `request`: the decoder's, or an error."""

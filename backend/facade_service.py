@@ -19,6 +19,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -43,6 +44,7 @@ class FacadeService:
         self._facade = facade
         self._clock = clock
         self._open: dict[int, _OpenRequest] = {}
+        self._by_credential: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         self._closing = False
@@ -56,19 +58,30 @@ class FacadeService:
     def start(self, request: Any) -> None:
         """Answer `request` on a thread of its own, or refuse it when `max_open_requests` are open."""
         patience_s = self._facade.patience_s(request)
-        opened = _OpenRequest(request.get_response_sender(), patience_s, self._clock() + patience_s)
+        deadline = self._clock() + patience_s
+        credential = self._facade.credential(request)
+        opened = _OpenRequest(request.get_response_sender(), patience_s, deadline, credential)
         number = next(self._numbers)
         with self._changed:
-            limit = self._facade.max_open_requests
-            admitted = len(self._open) < limit
-            if admitted:
+            problem = self._no_room(credential)
+            if not problem:
                 self._open[number] = opened
+                self._by_credential[credential] += 1
                 self._changed.notify_all()
-        if admitted:
+        if not problem:
             threading.Thread(target=self._serve, args=(request, number, opened), daemon=True).start()
         else:
-            error = Overloaded(f"{limit} requests are open, max_open_requests is {limit}")
-            opened.answer(self._facade.refuse(error), flags=self._facade.final_flag)
+            opened.answer(self._facade.refuse(Overloaded(problem)), flags=self._facade.final_flag)
+
+    def _no_room(self, credential: str) -> str:
+        """What is full: one caller may have half of all open requests, so that others find room."""
+        limit = self._facade.max_open_requests
+        half = max(1, limit // 2)
+        if len(self._open) >= limit:
+            return f"{limit} requests are open, max_open_requests is {limit}"
+        if credential and self._by_credential[credential] >= half:
+            return f"{half} requests of this caller are open, half of what max_open_requests is ({limit})"
+        return ""
 
     def close(self) -> None:
         """Wait for open requests; those of a decoder that never answers are left after CLOSE_S."""
@@ -83,7 +96,10 @@ class FacadeService:
     def _answer(self, number: int, opened: "_OpenRequest", response: Any) -> None:
         opened.answer(response, flags=self._facade.final_flag)
         with self._changed:
-            self._open.pop(number, None)
+            if self._open.pop(number, None) is not None:
+                self._by_credential[opened.credential] -= 1
+                if not self._by_credential[opened.credential]:
+                    del self._by_credential[opened.credential]
             self._changed.notify_all()
 
     def _watch(self) -> None:
@@ -121,6 +137,7 @@ class _OpenRequest:
     sender: Any
     patience_s: float
     deadline: float
+    credential: str = field(default="", repr=False)
     call_id: str = field(default_factory=new_call_id)
     _decoder: Process | None = None
     _taken: bool = False

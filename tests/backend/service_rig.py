@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backend.access import open_access
+from backend.admin import NoCommands
 from backend.composition import wire
 from backend.generation import Delta
 from backend.settings import ModelSettings
@@ -145,11 +146,12 @@ def host_cache(spec, directory, *, host_bytes=256 << 20):
 class ServiceRig:
     """A running DecoderService and the ways to ask it."""
 
-    def __init__(self, engine, cache, text, **settings) -> None:
+    def __init__(self, engine, cache, text, *, access=None, admin=None, **settings) -> None:
         self.engine = engine
         self.cache = cache
         self.service = wire(
-            engine, cache, text=text, settings=ModelSettings(**settings), access=open_access("m"),
+            engine, cache, text=text, settings=ModelSettings(**settings),
+            access=access or open_access("m"), admin=admin or NoCommands(),
             instruments=NoInstruments(), labels={"model": "test", "version": "1"},
         )  # fmt: skip
 

@@ -161,6 +161,28 @@ def test_it_refuses_beyond_its_bound_and_answers_each_once():
     assert held.cancelled == []
 
 
+def test_one_caller_gets_half_of_the_places_and_others_the_rest():
+    held = Held()
+    _, service = held_service(held, max_open_requests=4)
+
+    def started(**parameters):
+        wire = Wire()
+        service.start(request(wire, parameters))
+        return wire
+
+    flood = [started(api_key="f"), started(authorization="Bearer f")]
+    refused = [started(api_key="f"), started(AUTHORIZATION="bearer  f")]
+    others = [started(api_key="o"), started()]
+    for wire in refused:
+        error = wire.sent[0][0].error()
+        assert error.code == "UNAVAILABLE"
+        assert str(error) == "2 requests of this caller are open, half of what max_open_requests is (4)"
+    held.release.set()
+    service.close()
+    assert [wire.sent[0][0].has_error() for wire in (*flood, *others)] == [False] * 4
+    assert not service._by_credential, "whoever was answered has left"
+
+
 def test_a_decoder_that_never_answers_is_given_up_once():
     held = Held()
     _, service = held_service(held, answer_timeout_s=0.05)
