@@ -129,7 +129,8 @@ class Process:
             max_seq_len=spec.max_seq_len,
             vocab_size=spec.geometry.vocab_size,
             default_max_tokens=self.settings.default_max_tokens,
-            max_prompt_bytes=max(MIN_PROMPT_BYTES, PROMPT_BYTES_PER_TOKEN * spec.max_seq_len),
+            max_prompt_bytes=self.settings.max_prompt_bytes
+            or max(MIN_PROMPT_BYTES, PROMPT_BYTES_PER_TOKEN * spec.max_seq_len),
             forwarded_headers=self.forwarded_headers,
         )
         own = stepper or self._stepper(engine, cache, device)

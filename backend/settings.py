@@ -41,6 +41,8 @@ _HeaderName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9!#$%&'*+.^_|~-]{1,
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of a decoder's config.pbtxt. `None`: what the release says. Chunks are tokens per step.
 
+    `max_prompt_bytes`: of text_input or messages, before they become tokens; None: 32 per position.
+
     `drain_s`: what open streams have to end when the backend closes, or before a swap that drains.
     `watchdog_s`: how long one step may take before the step loop counts as stuck; it beats once a second.
     """
@@ -52,6 +54,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=2)] = 128
     idle_chunk_tokens: Annotated[int, msgspec.Meta(ge=2)] = 256
     default_max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 256
+    max_prompt_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 28)] | None = None
     cache: Literal["on", "off"] = "on"
     lane_ttl_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 20.0

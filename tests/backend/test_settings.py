@@ -4,7 +4,14 @@ import pytest
 
 from backend.environment import CONFIG_VARIABLE, config_path
 from backend.errors import ConfigError
-from backend.settings import read_facade_settings, read_model_settings, read_node_settings
+from backend.settings import (
+    AccessSettings,
+    RecheckSettings,
+    SecretsSettings,
+    read_facade_settings,
+    read_model_settings,
+    read_node_settings,
+)
 
 
 def test_defaults_and_texts_become_numbers():
@@ -69,6 +76,11 @@ def test_node_settings_resolve_paths_beside_the_file(tmp_path):
         smollm2 = 3
         [secrets]
         dir = "private"
+        secret_group = "triton"
+        grace_s = 60
+        [access]
+        acl = "who.toml"
+        public_dir = "shared-prompts"
         [host]
         bytes = 1048576
         ttl_s = 60
@@ -76,7 +88,8 @@ def test_node_settings_resolve_paths_beside_the_file(tmp_path):
     node = read_node_settings(write(tmp_path, text))
     assert node.trust.keys == (tmp_path / "keys/a.pub", Path("/etc/b.pub"))
     assert node.trust.min_release == {"smollm2": 3}
-    assert node.secrets.dir == tmp_path / "private"
+    assert node.secrets == SecretsSettings(tmp_path / "private", group="triton", grace_s=60)
+    assert node.access == AccessSettings(tmp_path / "who.toml", tmp_path / "shared-prompts")
     assert (node.cache.cluster, node.cache.node, node.cache.host_bytes, node.cache.ttl_s) == (
         "lab",
         "n1",
@@ -99,6 +112,21 @@ def test_lower_tiers_are_sections_of_their_own_with_paths_beside_the_file(tmp_pa
     assert (node.redis.enabled, node.redis.password_file) == (True, str(tmp_path / "redis.password"))
     assert (node.lmdb.enabled, node.lmdb.path) == (True, str(tmp_path / "blocks"))
     assert node.log_level == "debug"
+
+
+def test_an_acl_beside_the_settings_is_obeyed_without_being_named(tmp_path):
+    settings = write(tmp_path, "")
+    assert read_node_settings(settings).access.acl is None
+    (tmp_path / "acl.toml").symlink_to("gone.toml")
+    assert read_node_settings(settings).access.acl == tmp_path / "acl.toml", "a broken one is no open door"
+
+
+def test_how_often_a_release_is_looked_at_may_be_bounded_for_all_models(tmp_path):
+    text = "[trust]\nrecheck_s = 60\nrehash_s = 3600\nrecheck_unready = true"
+    node = read_node_settings(write(tmp_path, text))
+    assert node.recheck == RecheckSettings(60, 3600, unready=True)
+    with pytest.raises(ConfigError, match=r"trust.rehash_s: expected float > 0.0, found 0"):
+        read_node_settings(write(tmp_path, "[trust]\nrehash_s = 0"))
 
 
 @pytest.mark.parametrize("text", ["", "[redis]\n[lmdb]\n", '[lmdb]\npath = ""'])
