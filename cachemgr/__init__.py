@@ -60,7 +60,7 @@ from cachemgr.joining import Beyond, NothingBeyond, reach_beyond
 from cachemgr.lane_tier import LaneTier
 from cachemgr.metric_texts import metric_text
 from cachemgr.remote import NoRemoteTiers
-from cachemgr.secrets import CacheSecrets, complete_secrets
+from cachemgr.secrets import CacheSecrets, complete_secrets, probe_secret
 from cachemgr.settings import CacheSettings
 from cachemgr.tiers.lmdb_tier.settings import LmdbTierSettings
 from cachemgr.tiers.redis_tier.settings import RedisTierSettings
@@ -91,5 +91,6 @@ __all__ = [
     "complete_secrets",
     "metric_text",
     "open_cache",
+    "probe_secret",
     "reach_beyond",
 ]

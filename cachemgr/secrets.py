@@ -19,12 +19,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cachemgr.errors import SecretsError
+from cachemgr.keys import derive_key
 
 SECRET_NBYTES = 32
 NAMING_FILE = "naming.key"
 _TAG_FILE = re.compile(r"tag-(0|[1-9][0-9]{0,9})\.key")
 _CONTENT = re.compile(rb"([0-9A-Fa-f]{%d})(\r?\n)?" % (2 * SECRET_NBYTES))
 _MAX_KEY_ID = 2**32 - 1
+_PROBE_PURPOSE = b"tensorcache/probe/1"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -97,6 +99,14 @@ def complete_secrets(directory: Path, *, rotate: bool = False) -> list[Path]:
     for path in wanted:
         _create(path)
     return wanted
+
+
+def probe_secret(secrets: CacheSecrets) -> bytes:
+    """32 bytes that all processes of one naming secret share, and that say nothing about it.
+
+    They admit a node's own health probe; no key that names or tags blocks comes of them.
+    """
+    return derive_key(secrets.naming, purpose=_PROBE_PURPOSE, context=b"")
 
 
 def _tag_files(directory: Path) -> dict[int, Path]:

@@ -1,12 +1,13 @@
 """Secrets: generated once, read strictly, never shown."""
 
 import errno
+import hmac
 import os
 from pathlib import Path
 
 import pytest
 
-from cachemgr import CacheSecrets, SecretsError, complete_secrets
+from cachemgr import CacheSecrets, SecretsError, complete_secrets, probe_secret
 from tests.full_disk import REASON, room_for
 
 
@@ -166,3 +167,12 @@ def test_never_in_a_repr(directory: Path) -> None:
     for secret in (made.naming, *made.tags.values()):
         assert secret.hex() not in shown
         assert repr(secret) not in shown
+
+
+def test_the_probe_secret_follows_the_naming_secret_alone() -> None:
+    one = CacheSecrets(bytes(32), {1: bytes(32)})
+    rotated = CacheSecrets(bytes(32), {1: bytes(32), 2: bytes(range(32))})
+    other = CacheSecrets(bytes(range(32)), {1: bytes(32)})
+    extracted = hmac.digest(b"tensorcache/probe/1", bytes(32), "sha256")
+    assert probe_secret(one) == probe_secret(rotated) == hmac.digest(extracted, b"\x01", "sha256")
+    assert probe_secret(other) != probe_secret(one)
