@@ -100,7 +100,7 @@ class ReleaseOpener:
             head_dim=spec.geometry.head_dim,
             block_tokens=spec.block_tokens,
         )
-        secrets = CacheSecrets.load(node.secrets.dir)
+        secrets = CacheSecrets.load(node.secrets.dir, group=node.secrets.group, grace_s=node.secrets.grace_s)
         pins = open_page_locker(manifest.runtime, device=settings.device)
         return open_cache(block_format, node.cache, secrets, pins=pins, remote=self._beyond.tiers)
 

@@ -24,6 +24,8 @@
     breaker         stops asking who does not answer
     remote, no_pins the null objects where no tier beyond this process, and no GPU, is configured
     secrets, keys   what names and tags are keyed with, and how keys are derived
+    ├ secret_files  who may read a secret's file, and how one is written
+    └ rotation      what opens and seals shards now, while files come and go
     settings        bounds and names of a node;  `errors` the refusals;  `counts` what the metrics show,
                     and `metric_texts` what that says
 
@@ -60,6 +62,7 @@ from cachemgr.joining import Beyond, NothingBeyond, reach_beyond
 from cachemgr.lane_tier import LaneTier
 from cachemgr.metric_texts import metric_text
 from cachemgr.remote import NoRemoteTiers
+from cachemgr.rotation import TagKey, list_tag_keys, prune_tag_keys
 from cachemgr.secrets import CacheSecrets, complete_secrets, probe_secret
 from cachemgr.settings import CacheSettings
 from cachemgr.tiers.lmdb_tier.settings import LmdbTierSettings
@@ -88,9 +91,12 @@ __all__ = [
     "SecretsError",
     "SettingsError",
     "Sink",
+    "TagKey",
     "complete_secrets",
+    "list_tag_keys",
     "metric_text",
     "open_cache",
     "probe_secret",
+    "prune_tag_keys",
     "reach_beyond",
 ]

@@ -15,7 +15,8 @@ what their writer changed meanwhile is a miss, counted as stale.
 
 Threads: lookup, acquire, hashes and release by any; restore, prepare, commit, abort and close by the step
 loop. One more thread looks after the arenas: about once a second it replaces what was deleted or cut, takes
-over what fell free and, if anybody asked for blocks since, reads the headers that others published.
+over what fell free and, if anybody asked for blocks since, reads the headers that others published. It also
+follows the tag secrets: a commit takes the one sealer or the other, each with nonces of its own.
 """
 
 import logging
@@ -47,6 +48,7 @@ from cachemgr.lease import FetchingLease, Reservation, SlotLease
 from cachemgr.no_pins import NoPins
 from cachemgr.other_blocks import FIRST_OTHER_SLOT
 from cachemgr.remote import NoRemoteTiers
+from cachemgr.rotation import Rotation
 from cachemgr.secrets import CacheSecrets
 from cachemgr.settings import CacheSettings
 from cachemgr.shard import ALIGN, BlockAddress, ShardOpener, ShardSealer, Verdict, address_of
@@ -83,8 +85,9 @@ class HostCache:
     ) -> None:
         self._format = block_format
         self._hasher = BlockHasher(block_format, secrets.naming)
-        self._opener = ShardOpener(block_format, secrets)
-        self._sealer = ShardSealer(block_format, secrets)
+        self._opener = ShardOpener(block_format, secrets.tags)
+        self._sealer: ShardSealer | None = ShardSealer(block_format, secrets.tags)
+        self._rotation = Rotation(secrets)
         self._payload_nbytes = block_format.payload_nbytes
         self._batch = max(1, _BATCH_NBYTES // self._payload_nbytes)
         self._files = files
@@ -199,11 +202,11 @@ class HostCache:
         block = self._close_reservation(pending)
         if self._closed.is_set():
             return
-        arena, table = block.arena, block.tier.table
-        if block.tier is not self._tier or not arena.whole():
+        arena, table, sealer = block.arena, block.tier.table, self._sealer
+        if block.tier is not self._tier or not arena.whole() or sealer is None:
             table.cancel(block.address.hash)
             return
-        arena.publish(block.slot, self._sealer.seal(block.address, block.payload))
+        arena.publish(block.slot, sealer.seal(block.address, block.payload))
         table.publish(block.slot, block.address, block.hashes)
         self._remote.offer(block.hashes, block.address.index)
 
@@ -341,16 +344,26 @@ class HostCache:
         tier.table.set_shares(self._shares)
         return tier
 
+    def _follow_secrets(self) -> None:
+        """What opens first, so that nobody finds a block that was sealed with what he cannot open."""
+        tags = self._rotation.look()
+        if tags is not None:
+            self._opener.use(tags)
+            self._sealer = ShardSealer(self._format, tags) if tags else None
+
     def _refresh_on(self) -> None:
         """During a reload the process before us still holds its arena at first, and keeps committing."""
-        pause = _REFRESH_INTERVAL_S
-        while not self._closed.wait(pause):
+        arenas_due = 0.0
+        while not self._closed.wait(_REFRESH_INTERVAL_S):
+            self._follow_secrets()
+            if time.monotonic() < arenas_due:
+                continue
             started = time.thread_time()
             try:
                 self._refresh_arenas()
             except OSError as error:  # the next round may do better; until then others' news are misses
                 log.warning("arenas not looked at: %s", error)
-            pause = max(_REFRESH_INTERVAL_S, _REFRESH_SHARE * (time.thread_time() - started))
+            arenas_due = time.monotonic() + _REFRESH_SHARE * (time.thread_time() - started)
 
     def _close_reservation(self, pending: PendingBlock) -> Reservation:
         if not isinstance(pending, Reservation):

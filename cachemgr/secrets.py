@@ -1,63 +1,103 @@
 """The secrets of a node: one that names blocks, and the ones that tag shards, by key id.
 
-A directory holds `naming.key` and `tag-<key_id>.key`, each 32 random bytes in hex, mode 0600. Tag secrets
-rotate: the highest key id seals, every file still there opens. The naming secret never rotates except as a
-deliberate flush.
+A directory holds `naming.key` and `tag-<key_id>.key` (see secret_files.py). Tag secrets rotate: the highest
+key id seals, and each older one opens until `grace_s` after the next one came up; rotation.py follows that
+while a cache is open. The naming secret never rotates except as a deliberate flush.
 
-Invariants
-- No secret appears in a repr, a log line or an error text.
-- A file has its name only once it is whole and on disk; a file that has a name is never replaced.
+Invariant: no secret appears in a repr, a log line or an error text.
 """
 
-import contextlib
-import errno
 import os
-import re
-import secrets as random_source
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from cachemgr.errors import SecretsError
 from cachemgr.keys import derive_key
+from cachemgr.secret_files import (
+    ANY_GROUP,
+    MAX_KEY_ID,
+    NAMING_FILE,
+    SECRET_NBYTES,
+    check_directory,
+    create_secret,
+    group_id,
+    make_directory,
+    read_secret,
+    tag_file,
+    tag_files,
+)
 
-SECRET_NBYTES = 32
-NAMING_FILE = "naming.key"
-_TAG_FILE = re.compile(r"tag-(0|[1-9][0-9]{0,9})\.key")
-_CONTENT = re.compile(rb"([0-9A-Fa-f]{%d})(\r?\n)?" % (2 * SECRET_NBYTES))
-_MAX_KEY_ID = 2**32 - 1
+GRACE_S = 86_400.0
 _PROBE_PURPOSE = b"tensorcache/probe/1"
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+@dataclass(frozen=True, slots=True)
+class SecretsOrigin:
+    """Where secrets were read, and by which rule: enough to look there again.
+
+    `gid`: the group that may read the files, too. `clock`: seconds since the epoch, as files have them.
+    """
+
+    directory: Path
+    gid: int | None = None
+    grace_s: float = GRACE_S
+    clock: Callable[[], float] = time.time
 
 
 class CacheSecrets:
-    """Naming secret and tag secrets; build one with `load` or `generate`."""
+    """Naming secret and tag secrets, as they were once; build one with `load` or `generate`."""
 
-    __slots__ = ("_naming", "_tags")
+    __slots__ = ("_naming", "_origin", "_tags")
 
-    def __init__(self, naming: bytes, tags: Mapping[int, bytes]) -> None:
+    def __init__(
+        self, naming: bytes, tags: Mapping[int, bytes], *, origin: SecretsOrigin | None = None
+    ) -> None:
         if len(naming) != SECRET_NBYTES or any(len(secret) != SECRET_NBYTES for secret in tags.values()):
             raise SecretsError(f"secrets: each must be {SECRET_NBYTES} bytes")
-        if not tags or not all(0 <= key_id <= _MAX_KEY_ID for key_id in tags):
-            raise SecretsError(f"secrets: need at least one tag secret with a key id in [0, {_MAX_KEY_ID}]")
+        if not tags or not all(0 <= key_id <= MAX_KEY_ID for key_id in tags):
+            raise SecretsError(f"secrets: need at least one tag secret with a key id in [0, {MAX_KEY_ID}]")
         self._naming = naming
-        self._tags = dict(tags)
+        self._tags = MappingProxyType(dict(tags))
+        self._origin = origin
 
     @classmethod
-    def load(cls, directory: Path) -> "CacheSecrets":
-        """Read every secret of `directory`; SecretsError for what others could read or have written."""
-        _check_directory(directory)
-        tags = {key_id: _read(path) for key_id, path in _tag_files(directory).items()}
-        if not tags:
-            raise SecretsError(f"{directory}: expected at least one tag-<key_id>.key, found none")
-        return cls(_read(directory / NAMING_FILE), tags)
+    def load(
+        cls,
+        directory: Path,
+        *,
+        group: str = "",
+        grace_s: float = GRACE_S,
+        clock: Callable[[], float] = time.time,
+    ) -> "CacheSecrets":
+        """Read every secret of `directory`; SecretsError for what others could read or have written.
+
+        `group`: name of the one group that may read them, too; "" for none. A tag secret is left out once its
+        successor is older than `grace_s`.
+        """
+        origin = SecretsOrigin(directory, group_id(group), grace_s, clock)
+        check_directory(directory)
+        found = {key_id: read_secret(path, gid=origin.gid) for key_id, path in tag_files(directory).items()}
+        if not found:
+            raise SecretsError(
+                f"{directory}: expected at least one tag-<key_id>.key, found none: "
+                f"`tensorcache secret new {directory}` makes one"
+            )
+        expiry = expiry_of({key_id: info.st_mtime for key_id, (_, info) in found.items()}, grace_s=grace_s)
+        now = clock()
+        tags = {key_id: secret for key_id, (secret, _) in found.items() if now < expiry[key_id]}
+        naming, _ = read_secret(directory / NAMING_FILE, gid=origin.gid)
+        return cls(naming, tags, origin=origin)
 
     @classmethod
     def generate(cls, directory: Path) -> "CacheSecrets":
         """Create `directory` (0700) with fresh secrets, tag key id 1; SecretsError if one is there."""
-        _make_directory(directory)
-        for name in (NAMING_FILE, "tag-1.key"):
-            _create(directory / name)
+        make_directory(directory)
+        for path in (directory / NAMING_FILE, tag_file(directory, 1)):
+            create_secret(path)
         return cls.load(directory)
 
     @property
@@ -75,29 +115,45 @@ class CacheSecrets:
         """The key id new shards are sealed with: the highest."""
         return max(self._tags)
 
+    @property
+    def origin(self) -> SecretsOrigin | None:
+        """Where they were read; None for secrets of no folder, which never change."""
+        return self._origin
+
     def __repr__(self) -> str:
         return f"CacheSecrets(key_ids={sorted(self._tags)})"
 
 
-def complete_secrets(directory: Path, *, rotate: bool = False) -> list[Path]:
+def expiry_of(appeared: Mapping[int, float], *, grace_s: float) -> dict[int, float]:
+    """Until when each key id is read: `grace_s` after the next higher one appeared; the highest for ever."""
+    ids = sorted(appeared)
+    ends = [appeared[newer] + grace_s for newer in ids[1:]]
+    return dict(zip(ids, [*ends, float("inf")], strict=False))
+
+
+def complete_secrets(directory: Path, *, rotate: bool = False, group: str = "") -> list[Path]:
     """Create what `directory` lacks, and with `rotate` a tag secret of the next key id; the new files.
 
+    `group`: who else may read them; "": the group that may read the naming secret that is there, if any.
     SecretsError for a file that is there and cannot be used: it is named and never replaced, because with
     other secrets every block cached so far is lost.
     """
-    _make_directory(directory)
-    naming, tags = directory / NAMING_FILE, _tag_files(directory)
+    gid = group_id(group)
+    make_directory(directory, gid=gid)
+    naming, tags = directory / NAMING_FILE, tag_files(directory)
     for path in (naming, *tags.values()):
         if os.path.lexists(path):
-            _read(path)
+            _, info = read_secret(path, gid=ANY_GROUP)
+            if path == naming and gid is None and info.st_mode & stat.S_IRGRP:
+                gid = info.st_gid
     wanted = [] if os.path.lexists(naming) else [naming]
     if rotate or not tags:
         key_id = max(tags, default=0) + 1
-        if key_id > _MAX_KEY_ID:
-            raise SecretsError(f"{directory}: no key id above {_MAX_KEY_ID} is left")
-        wanted.append(directory / f"tag-{key_id}.key")
+        if key_id > MAX_KEY_ID:
+            raise SecretsError(f"{directory}: no key id above {MAX_KEY_ID} is left")
+        wanted.append(tag_file(directory, key_id))
     for path in wanted:
-        _create(path)
+        create_secret(path, gid=gid)
     return wanted
 
 
@@ -107,89 +163,3 @@ def probe_secret(secrets: CacheSecrets) -> bytes:
     They admit a node's own health probe; no key that names or tags blocks comes of them.
     """
     return derive_key(secrets.naming, purpose=_PROBE_PURPOSE, context=b"")
-
-
-def _tag_files(directory: Path) -> dict[int, Path]:
-    """The files of tag secrets by key id, in order."""
-    found = ((_TAG_FILE.fullmatch(path.name), path) for path in directory.iterdir())
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise SecretsError(f"{directory}: cannot be created ({error.strerror})") from None
-    _check_directory(directory)
-
-
-def _check_directory(directory: Path) -> None:
-    try:
-        info = directory.stat()
-    except OSError as error:
-        raise SecretsError(f"{directory}: cannot be read ({error.strerror})") from None
-    if not stat.S_ISDIR(info.st_mode):
-        raise SecretsError(f"{directory}: expected a directory")
-    if info.st_uid not in (os.geteuid(), 0) or info.st_mode & 0o022:
-        raise SecretsError(f"{directory}: must belong to this user and be writable by no one else")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise SecretsError(f"{path}: cannot be opened ({error.strerror})") from None
-    with os.fdopen(fd, "rb") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
-            raise SecretsError(f"{path}: must be a regular file of this user")
-        if info.st_mode & 0o077:
-            raise SecretsError(f"{path}: expected mode 0600, found {stat.S_IMODE(info.st_mode):04o}")
-        text = file.read(2 * SECRET_NBYTES + 3)
-    match = _CONTENT.fullmatch(text)
-    if match is None:
-        found = f"{info.st_size} bytes of something else" if info.st_size else "an empty file"
-        raise SecretsError(
-            f"{path}: expected {SECRET_NBYTES} bytes in hex, found {found}: restore the file, or delete it "
-            f"and make a new one with `tensorcache secret new {path.parent}`"
-        )
-    return bytes.fromhex(match[1].decode())
-
-
-def _create(path: Path) -> None:
-    """A fresh secret under its name, whole and on disk, or no file at all (a disk may be full)."""
-    scratch = path.with_name(f".{path.name}.{random_source.token_hex(8)}")
-    try:
-        try:
-            fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w", encoding="ascii") as file:
-                file.write(random_source.token_hex(SECRET_NBYTES) + "\n")
-                file.flush()
-                os.fsync(fd)
-            _name(scratch, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                scratch.unlink()
-        _sync_directory(path.parent)
-    except OSError as error:
-        raise SecretsError(f"{path}: cannot be created ({error.strerror})") from None
-
-
-def _name(scratch: Path, path: Path) -> None:
-    """Give `scratch` its name; FileExistsError if another file has it."""
-    try:
-        os.link(scratch, path)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        if os.path.lexists(path):  # without hard links, only a writer in this very instant could be replaced
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        os.rename(scratch, path)
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -7,7 +7,8 @@
 
 The tag is AES-256-GMAC over bytes 0–111 and then the payload. Its key is HKDF(tag secret[key_id], session),
 its nonce 4 zero bytes and the sequence. GMAC is broken by one repeated nonce under one key, so a session is
-16 fresh random bytes per opened cache, a sequence is taken once, and a forked child may not seal.
+16 fresh random bytes per sealer, a sequence is taken once, and a forked child may not seal. A sealer has one
+tag secret: after a rotation there is another sealer, with a session of its own.
 
 A segment is 16 consecutive blocks; its hash is that of its first block, its number is block index // 16.
 The parent of a first block is zero. Tags give authenticity, not secrecy.
@@ -16,7 +17,7 @@ The parent of a first block is zero. Tags give authenticity, not secrecy.
 import itertools
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from hashlib import blake2b
 from hmac import compare_digest
@@ -29,7 +30,6 @@ from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext, Cipher
 
 from cachemgr.contract import BlockFormat, BlockHash
 from cachemgr.keys import derive_key, encode_fields
-from cachemgr.secrets import CacheSecrets
 
 HEADER_NBYTES = 128
 TAGGED_NBYTES = 112
@@ -129,18 +129,18 @@ def format_id(block_format: BlockFormat) -> bytes:
 class ShardSealer:
     """Writes headers: gives every shard a fresh sequence of this session and its tag.
 
-    Any thread of one process.
+    `tags`: tag secrets by key id; the highest seals. Any thread of one process.
     """
 
     def __init__(
-        self, block_format: BlockFormat, secrets: CacheSecrets, *, session: bytes | None = None
+        self, block_format: BlockFormat, tags: Mapping[int, bytes], *, session: bytes | None = None
     ) -> None:
         self._geometry = geometry_fields(block_format)
         self._identity = block_format.kv_identity[:8]
         self._length = block_format.payload_nbytes
-        self._key_id = secrets.sealing_key_id
+        self._key_id = max(tags)
         self._session = session or os.urandom(SESSION_NBYTES)
-        self._key = _session_key(secrets.tags[self._key_id], self._session)
+        self._key = _session_key(tags[self._key_id], self._session)
         self._sequence = itertools.count(1)
         self._pid = os.getpid()
 
@@ -177,27 +177,61 @@ class ShardCheck:
         return compare_digest(self._tagger.tag, self._tag)
 
 
-class ShardOpener:
-    """Judges shards of one block format: identity first, then name and place, then the tag. Any thread."""
+class TagKeys:
+    """Tag secrets that open shards, and the keys of sessions under them; replaced as a whole. Any thread."""
 
-    def __init__(self, block_format: BlockFormat, secrets: CacheSecrets) -> None:
+    __slots__ = ("_sessions", "_tags", "ids")
+
+    def __init__(self, tags: Mapping[int, bytes]) -> None:
+        self._tags = dict(tags)
+        self.ids = np.fromiter(self._tags, np.uint32)
+        self._sessions: dict[tuple[int, bytes], bytes] = {}
+
+    def __contains__(self, key_id: int) -> bool:
+        return key_id in self._tags
+
+    def of_session(self, key_id: int, session: bytes) -> bytes:
+        """The key of a session under a key id that is here."""
+        key = self._sessions.get((key_id, session))
+        if key is None:
+            key = _session_key(self._tags[key_id], session)
+            if len(self._sessions) >= _KEPT_SESSION_KEYS:  # forged sessions must not grow this without bound
+                self._sessions.clear()
+            self._sessions[key_id, session] = key
+        return key
+
+
+class ShardOpener:
+    """Judges shards of one block format: identity first, then name and place, then the tag.
+
+    Any thread; what one call says is said under the tag secrets of one moment.
+    """
+
+    def __init__(self, block_format: BlockFormat, tags: Mapping[int, bytes]) -> None:
         self._geometry = geometry_fields(block_format)
         self._identity = block_format.kv_identity[:8]
         self._length = block_format.payload_nbytes
-        self._secrets = secrets
-        self._keys: dict[tuple[int, bytes], bytes] = {}
+        self._keys = TagKeys(tags)
+
+    def use(self, tags: Mapping[int, bytes]) -> None:
+        """From now on these tag secrets open shards, and no others: those of any other key id are unreadable.
+
+        Whoever asks `readable` and `unreadable` about the same headers does so on the thread that calls this.
+        """
+        self._keys = TagKeys(tags)
 
     def begin(self, header: bytes, address: BlockAddress) -> ShardCheck | Verdict:
         """Judge a private copy of a header; a ShardCheck if all that is left is the tag."""
         (length, align, magic, version, *geometry, index, key_id,
          name, parent, segment, identity, sequence, session) = _TAGGED.unpack_from(header)  # fmt: skip
+        keys = self._keys
         if magic != MAGIC:
             return Verdict.CORRUPT
         if version != VERSION:
             return Verdict.UNREADABLE
         if identity != self._identity:
             return Verdict.CORRUPT
-        if key_id not in self._secrets.tags:
+        if key_id not in keys:
             return Verdict.UNREADABLE
         shape = (length, align, tuple(geometry))
         place = (name, parent, segment, index)
@@ -205,7 +239,7 @@ class ShardOpener:
             return Verdict.CORRUPT
         if place != (address.hash, address.parent, address.segment, address.index):
             return Verdict.CORRUPT
-        return ShardCheck(_tagger(self._key(key_id, session), sequence), header)
+        return ShardCheck(_tagger(keys.of_session(key_id, session), sequence), header)
 
     def readable(self, headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Which of `headers` (HEADER_DTYPE, [N]) may be indexed: shape and key known, tags unchecked."""
@@ -227,17 +261,8 @@ class ShardOpener:
         return np.equal(words, int.from_bytes(MAGIC, "little"))
 
     def _known_key(self, headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        known: npt.NDArray[np.bool_] = np.isin(headers["key_id"], np.fromiter(self._secrets.tags, np.uint32))
+        known: npt.NDArray[np.bool_] = np.isin(headers["key_id"], self._keys.ids)
         return known
-
-    def _key(self, key_id: int, session: bytes) -> bytes:
-        key = self._keys.get((key_id, session))
-        if key is None:
-            key = _session_key(self._secrets.tags[key_id], session)
-            if len(self._keys) >= _KEPT_SESSION_KEYS:  # forged sessions must not grow this without bound
-                self._keys.clear()
-            self._keys[key_id, session] = key
-        return key
 
 
 def _session_key(tag_secret: bytes, session: bytes) -> bytes:

@@ -27,7 +27,7 @@ def _tag() -> Iterator[Reading]:
     copies = np.zeros_like(blocks)
     names = [BlockHash(number.to_bytes(16, "little")) for number in range(1, _BLOCKS + 1)]
     with tempfile.TemporaryDirectory() as folder:
-        sealer = ShardSealer(_FORMAT, CacheSecrets.generate(Path(folder) / "secrets"))
+        sealer = ShardSealer(_FORMAT, CacheSecrets.generate(Path(folder) / "secrets").tags)
 
     def seal() -> None:
         for index in range(_BLOCKS):

@@ -1,9 +1,11 @@
 """Secrets: generated once, read strictly, never shown."""
 
 import errno
+import grp
 import hmac
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +50,85 @@ def test_files_that_others_can_touch_are_refused(directory: Path, mode: int, nam
     CacheSecrets.generate(directory)
     (directory / name).chmod(mode)
     with pytest.raises(SecretsError, match=f"{name}: expected mode 0600, found {mode:04o}"):
+        CacheSecrets.load(directory)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with the groups `ours`, that of every new file here, and `theirs`."""
+    known = {"ours": os.getegid(), "theirs": os.getegid() + 1}
+
+    def getgrnam(name: str) -> SimpleNamespace:
+        return SimpleNamespace(gr_gid=known[name])
+
+    monkeypatch.setattr(grp, "getgrnam", getgrnam)
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("mode", [0o640, 0o440, 0o600, 0o400])
+@pytest.mark.parametrize("name", ["naming.key", "tag-1.key"])
+def test_one_group_may_read_if_it_is_named(directory: Path, mode: int, name: str) -> None:
+    made = CacheSecrets.generate(directory)
+    (directory / name).chmod(mode)
+    loaded = CacheSecrets.load(directory, group="ours")
+    assert (loaded.naming, loaded.tags) == (made.naming, made.tags)
+    if mode & 0o040:
+        with pytest.raises(SecretsError, match=r"chmod 600 .* or name the one group .* secret_group"):
+            CacheSecrets.load(directory)
+        gid = os.getegid() + 1
+        with pytest.raises(SecretsError, match=rf"{name}: .* \(gid {gid}\) .* run `chgrp {gid}"):
+            CacheSecrets.load(directory, group="theirs")
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("mode", [0o660, 0o620, 0o644, 0o604, 0o641, 0o650, 0o602])
+@pytest.mark.parametrize("name", ["naming.key", "tag-1.key"])
+def test_a_group_may_never_write_and_others_never_anything(directory: Path, mode: int, name: str) -> None:
+    CacheSecrets.generate(directory)
+    (directory / name).chmod(mode)
+    with pytest.raises(SecretsError, match=rf"{name}: expected mode 0640 .* found {mode:04o}: run"):
+        CacheSecrets.load(directory, group="ours")
+
+
+def test_an_unknown_group_is_named(directory: Path) -> None:
+    CacheSecrets.generate(directory)
+    for use in (CacheSecrets.load, complete_secrets):
+        with pytest.raises(SecretsError, match="secret_group: this machine has no group 'no-such-group'"):
+            use(directory, group="no-such-group")
+
+
+@pytest.mark.usefixtures("groups")
+def test_what_is_made_for_a_group_stays_with_it(directory: Path) -> None:
+    complete_secrets(directory, group="ours")
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o640}
+    assert directory.stat().st_mode & 0o777 == 0o750
+    assert [path.name for path in complete_secrets(directory, rotate=True)] == ["tag-2.key"]
+    assert (directory / "tag-2.key").stat().st_mode & 0o777 == 0o640
+    assert CacheSecrets.load(directory, group="ours").sealing_key_id == 2
+    with pytest.raises(SecretsError, match="expected mode 0600, found 0640"):
+        CacheSecrets.load(directory)
+
+
+def test_an_older_tag_secret_is_read_until_its_successor_is_older_than_the_grace(directory: Path) -> None:
+    complete_secrets(directory)
+    for second in (1000, 2000, 5000):
+        if second > 1000:
+            complete_secrets(directory, rotate=True)
+        newest = max(directory.glob("tag-*"))
+        os.utime(newest, (second, second))
+
+    def key_ids(now: float) -> list[int]:
+        return sorted(CacheSecrets.load(directory, grace_s=100.0, clock=lambda: now).tags)
+
+    assert key_ids(2000) == key_ids(2099.9) == [1, 2, 3]
+    assert key_ids(2100) == key_ids(5099.9) == [2, 3]
+    assert key_ids(5100) == key_ids(1e12) == [3]
+
+
+def test_a_key_id_that_no_header_can_hold_is_named(directory: Path) -> None:
+    CacheSecrets.generate(directory)
+    (directory / "tag-1.key").rename(directory / f"tag-{2**32}.key")
+    with pytest.raises(SecretsError, match=rf"tag-{2**32}\.key: a key id must be at most {2**32 - 1}"):
         CacheSecrets.load(directory)
 
 

@@ -33,11 +33,11 @@ SECRETS = CacheSecrets(bytes(32), {1: bytes(range(32)), 7: bytes(range(32, 64))}
 SESSION = bytes(range(100, 116))
 HASHES = [BlockHash(bytes([row + 1]) * 16) for row in range(40)]
 PAYLOAD = np.arange(FORMAT.payload_nbytes, dtype=np.uint8)
-OPENER = ShardOpener(FORMAT, SECRETS)
+OPENER = ShardOpener(FORMAT, SECRETS.tags)
 
 
 def sealed(index: int = 17, *, payload: np.ndarray = PAYLOAD, secrets: CacheSecrets = SECRETS) -> np.ndarray:
-    header = ShardSealer(FORMAT, secrets, session=SESSION).seal(address_of(HASHES, index), payload)
+    header = ShardSealer(FORMAT, secrets.tags, session=SESSION).seal(address_of(HASHES, index), payload)
     return np.concatenate([np.frombuffer(header, np.uint8), payload])
 
 
@@ -64,12 +64,12 @@ def test_vector_never_changes() -> None:
     hashes = [BlockHash(bytes.fromhex(name)) for name in VECTOR["hashes"]]
     payload = np.frombuffer(bytes.fromhex(VECTOR["payload"]), np.uint8)
     address = address_of(hashes, VECTOR["index"])
-    header = ShardSealer(block_format, secrets, session=bytes.fromhex(VECTOR["session"])).seal(
+    header = ShardSealer(block_format, secrets.tags, session=bytes.fromhex(VECTOR["session"])).seal(
         address, payload
     )
     assert header.hex() == VECTOR["header"]
     shard = np.frombuffer(bytes.fromhex(VECTOR["header"]) + payload.tobytes(), np.uint8)
-    assert judge(shard, address, ShardOpener(block_format, secrets)) is Verdict.WHOLE
+    assert judge(shard, address, ShardOpener(block_format, secrets.tags)) is Verdict.WHOLE
 
 
 def test_the_tag_is_plain_aes_256_gmac() -> None:
@@ -170,7 +170,7 @@ def test_the_tag_may_be_fed_in_pieces_of_any_size() -> None:
 
 
 def test_nonces_never_repeat_and_sessions_differ() -> None:
-    sealer, other = ShardSealer(FORMAT, SECRETS), ShardSealer(FORMAT, SECRETS)
+    sealer, other = ShardSealer(FORMAT, SECRETS.tags), ShardSealer(FORMAT, SECRETS.tags)
     rows = [one.seal(address_of(HASHES, 0), PAYLOAD) for one in (sealer, other) for _ in range(500)]
     headers = np.frombuffer(b"".join(rows), HEADER_DTYPE)
     assert len({(bytes(row["session"]), int(row["sequence"])) for row in headers}) == 1000
@@ -179,7 +179,7 @@ def test_nonces_never_repeat_and_sessions_differ() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of fork beside threads
 def test_a_forked_process_may_not_seal() -> None:
-    sealer = ShardSealer(FORMAT, SECRETS)
+    sealer = ShardSealer(FORMAT, SECRETS.tags)
     child = os.fork()
     if child == 0:
         try:
@@ -223,8 +223,8 @@ def test_slots_are_multiples_of_128(payload: int, slot: int) -> None:
 
 
 def test_forged_sessions_do_not_grow_memory_without_bound() -> None:
-    opener = ShardOpener(FORMAT, SECRETS)
+    opener = ShardOpener(FORMAT, SECRETS.tags)
     for number in range(3000):
         forged = put(sealed(), 96, number.to_bytes(16, "little"))
         assert judge(forged, address_of(HASHES, 17), opener) is Verdict.CORRUPT
-    assert len(opener._keys) <= 1024
+    assert len(opener._keys._sessions) <= 1024
