@@ -8,15 +8,21 @@ Once open, the cache raises for our own bugs only: trouble with data is a miss a
 """
 
 
+_SHOWN = 300
+
+
 class CacheError(Exception):
     """Root of the tree; its text is one line that an operator can act on."""
 
 
 class SettingsError(CacheError):
-    """`SettingsError("ttl_s", "must be > 0", value)`."""
+    """`SettingsError("ttl_s", "must be > 0", value)`; of a long value the text shows the start."""
 
     def __init__(self, field: str, problem: str, value: object) -> None:
-        super().__init__(f"{field}: {problem}, got {value!r}")
+        shown = repr(value)
+        if len(shown) > _SHOWN:
+            shown = f"{shown[:_SHOWN]}…"
+        super().__init__(f"{field}: {problem}, got {shown}")
         self.field = field
 
 

@@ -89,7 +89,7 @@ def _decode_header(file_name: str, raw: bytes) -> Mapping[str, _Header]:
         if isinstance(parsed, dict):
             parsed.pop("__metadata__", None)
         return msgspec.convert(parsed, dict[str, _Header])
-    except (ValueError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise BuildError(f"{file_name}: header: {error}, supported: safetensors") from None
 
 

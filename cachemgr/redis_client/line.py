@@ -16,7 +16,15 @@ from math import inf
 from typing import Any, Protocol, Self
 
 from cachemgr.redis_address import RedisAddress
-from cachemgr.redis_client.redis_py import Login, ProtocolError, Reader, exceptions, packed, said
+from cachemgr.redis_client.redis_py import (
+    BoundedReader,
+    Login,
+    ProtocolError,
+    Reader,
+    exceptions,
+    packed,
+    said,
+)
 from cachemgr.redis_client.trouble import Kind, RedisTrouble, trouble_of
 
 Buffer = bytes | memoryview
@@ -67,7 +75,7 @@ class SmallAnswers:
         self.values: list[Any] = []
         self._commands = commands
         self._expected = len(commands) + others
-        self._reader = Reader(replyError=said, notEnoughData=NotRedis)
+        self._reader = BoundedReader(Reader(replyError=said, notEnoughData=NotRedis))
         self._scratch = bytearray(_SCRATCH_NBYTES)
 
     @property

@@ -66,6 +66,7 @@ FROM_SERVER = frozenset((PLACES, BLOCK, SLICE, ABSENT, WANT, ACK, END, RING, GOA
 
 _HEAD = struct.Struct("<IB3sI")
 HEAD_NBYTES = _HEAD.size
+_SHOWN = 200
 
 TroubleKind = Literal[
     "refused", "silent", "broken", "malformed", "foreign", "corrupt", "busy", "versions", "plaintext"
@@ -95,10 +96,13 @@ class PeerTrouble(CacheError):
 
 
 class MalformedFrame(CacheError):
-    """Bytes that no peer of ours sends; the text names field, limit and value."""
+    """Bytes that no peer of ours sends; the text names field, limit and value, of a long one the start."""
 
     def __init__(self, field: str, limit: str, value: object) -> None:
-        super().__init__(f"bulk frame: {field} must be {limit}, got {value!r}")
+        shown = repr(value)
+        if len(shown) > _SHOWN:
+            shown = f"{shown[:_SHOWN]}…"
+        super().__init__(f"bulk frame: {field} must be {limit}, got {shown}")
 
 
 class Head(NamedTuple):

@@ -10,13 +10,12 @@ evict: `maxmemory-policy noeviction`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from cachemgr.cluster.rings import NO_RING
 from cachemgr.errors import CacheError
-from cachemgr.redis_client import RedisClient, RedisTrouble
+from cachemgr.redis_client import Kind, RedisClient, RedisTrouble
 from cachemgr.ring import Epoch, NodeId, NodeSpec, RingError, RingState, Version, decode_ring, encode_ring
 
 _REPLACE = """
@@ -67,6 +66,8 @@ class RedisRingStore:
     async def read(self) -> RingState | None:
         """The ring that is kept: one exchange."""
         data = await self._client.ask_one("HGET", self._ring, "state")
+        if data is not None and not isinstance(data, bytes):
+            raise self._strange("the ring")
         try:
             return None if data is None else decode_ring(data)
         except RingError as error:  # a newer release may have made it: not ours to replace
@@ -81,10 +82,15 @@ class RedisRingStore:
 
     async def nodes(self) -> Mapping[NodeId, NodeSpec]:
         """Nodes that gave a sign of life lately; forgets the ids of others."""
-        ids = sorted(one.decode() for one in await self._client.ask_one("SMEMBERS", self._nodes))
+        members = await self._client.ask_one("SMEMBERS", self._nodes)
+        if not isinstance(members, list) or not all(isinstance(one, bytes) for one in members):
+            raise self._strange("the nodes")
+        ids = sorted({one.decode("ascii", "replace") for one in members})
         if not ids:
             return {}
         values = await self._client.ask_one("MGET", *(self._node + one for one in ids))
+        if not isinstance(values, list) or len(values) != len(ids):
+            raise self._strange("the nodes")
         found = {one: _node_of(value) for one, value in zip(ids, values, strict=True)}
         gone = [one for one, node in found.items() if node is None]
         if gone:  # one that comes back in this very moment is in the set again with its next sign of life
@@ -101,15 +107,20 @@ class RedisRingStore:
         """Close the connections."""
         await self._client.close()
 
+    def _strange(self, what: str) -> RedisTrouble:
+        reason = f"answers with something else than {what} when asked for it"
+        return RedisTrouble(f"Redis at {self._client.address} {reason}", kind=Kind.ABSENT, reason=reason)
+
 
 def _text(version: Version) -> str:
     return f"{version.epoch:020d}:{version.digest.hex()}"
 
 
-def _version_of(value: bytes | None) -> Version | None:
+def _version_of(value: object) -> Version | None:
     if value is None:
         return None
-    epoch, _, digest = value.decode("ascii", "replace").partition(":")
+    text = value.decode("ascii", "replace") if isinstance(value, bytes) else ""
+    epoch, _, digest = text.partition(":")
     try:
         version = Version(Epoch(int(epoch)), bytes.fromhex(digest))
     except ValueError:
@@ -119,9 +130,11 @@ def _version_of(value: bytes | None) -> Version | None:
     return version
 
 
-def _node_of(value: Any) -> NodeSpec | None:
+def _node_of(value: object) -> NodeSpec | None:
     """None as well for what a newer release wrote and we cannot read."""
+    if not isinstance(value, bytes):
+        return None
     try:
-        return None if value is None else msgspec.json.decode(value, type=NodeSpec)
+        return msgspec.json.decode(value, type=NodeSpec)
     except (msgspec.DecodeError, UnicodeDecodeError, CacheError):
         return None
