@@ -33,6 +33,7 @@ _AT = re.compile(r" - at `\$\.?([^`]*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _CHOICE = re.compile(r"Invalid enum value (.*)")
 _GOT = re.compile(r", got `[^`]*`")
+_SHOWN = 300
 _RecheckSeconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 _RehashSeconds = Annotated[float, msgspec.Meta(gt=0, le=31_536_000)]
 _HeaderName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9!#$%&'*+.^_|~-]{1,128}$")]
@@ -222,8 +223,8 @@ def read_node_settings(path: Path) -> NodeSettings:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: expected a readable tensorcache.toml, found: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: expected TOML, found: {error}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or too much of it
+        raise ConfigError(f"{path}: expected TOML, found: {_line(error)}") from None
     root = path.resolve().parent
     _check_sections(data, path)
     try:
@@ -308,7 +309,15 @@ def _convert(data: Mapping[str, Any], kind: type[T], *, where: str) -> T:
             _GOT.sub("", problem).replace("Expected", "expected").replace("`", "").replace(" | null", "")
         )
         problem = expected + _found(data, key)
-    raise ConfigError(f"{where} {key}: {problem}")
+    raise ConfigError(f"{where} {_line(key)}: {_line(problem)}")
+
+
+def _line(text: object) -> str:
+    """As it is if that is one line of bearable length, else as an escaped one, cut."""
+    line = str(text)
+    if not line.isprintable():
+        line = ascii(line)
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}… ({len(line)} characters)"
 
 
 def _hint(kind: Any, key: str) -> Any:

@@ -19,6 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from backend.errors import ConfigError, InvalidRequest
+from backend.printable import printable
 from backend.strict_json import read_json
 
 Message = dict[str, str]
@@ -146,7 +147,8 @@ class ChatTemplate:
         except InvalidRequest:
             raise
         except _TemplateRefusal as refusal:
-            raise InvalidRequest("messages", f"refused by the chat template: {refusal.message}") from None
+            said = printable(refusal.message or "")  # it may quote the messages
+            raise InvalidRequest("messages", f"refused by the chat template: {said}") from None
         except Exception as error:  # a template is a program and can raise anything
             problem = f"the chat template failed on them: {_one_line(error)}"
             raise InvalidRequest("messages", problem) from None
@@ -163,4 +165,4 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return f"{type(error).__name__}: {printable(' '.join(str(error).split()))}"
