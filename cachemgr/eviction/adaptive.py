@@ -37,24 +37,29 @@ from cachemgr.eviction.classes import (
 )
 from cachemgr.eviction.ghosts import Ghost
 from cachemgr.eviction.groups import GROUP, mark_of
+from cachemgr.eviction.handover import hand_over, move_lives
 from cachemgr.eviction.odds import AGES
-from cachemgr.eviction.slots import LEADS, LIST, LOW, OF_LIST, UNREADABLE, PolicySlots
+from cachemgr.eviction.slots import LEADS, LIST, LOW, OF_LIST, UNREADABLE, PolicySlots, SlotColumns
 
 _MOVED_AT_ONCE = 32
 
 
 class AdaptivePolicy:
-    """An EvictionPolicy for slots 0 … capacity − 1; 45 bytes each, ghosts included."""
+    """An EvictionPolicy for slots 0 … capacity − 1; 45 bytes each, ghosts included.
 
-    def __init__(self, capacity: int) -> None:
-        self._slots = slots = PolicySlots(capacity)
+    `slots`: where it keeps what it knows, if others share the columns.
+    """
+
+    def __init__(self, capacity: int, slots: PolicySlots | None = None) -> None:
+        self._slots = slots = slots or PolicySlots(SlotColumns(capacity))
         self._choice = Choice(slots)
         self._admission = Admission(slots, self._choice)
         self._memory, self._odds, self._groups = slots.memory, slots.odds, slots.groups
         self._lists, self._families = slots.lists, slots.families
         # What every use touches, without a detour.
         self._used, self._state, self._counts = slots.used, slots.state, slots.counts
-        self._older, self._newer, self._sentinels = slots.lists.older, slots.lists.newer, capacity
+        self._older, self._newer = slots.lists.older, slots.lists.newer
+        self._sentinels = slots.lists.first_sentinel
         self._child, self._parent, self._sibling = (
             slots.families.child, slots.families.parent, slots.families.after,
         )  # fmt: skip
@@ -115,7 +120,7 @@ class AdaptivePolicy:
         which = kind
         if cheap:
             which += CLASSES
-            self._choice.cheap_entered = True
+            slots.cheap_entered = True
         if place:
             state[slot] = which
         else:
@@ -253,6 +258,23 @@ class AdaptivePolicy:
             self._odds.end(OF_LIST[state & LIST], self._slots.epoch_of(slot), returned=False)
         self._families.leave(slot)
         self._gone[slot] = 0
+
+    def adopt(self, slot: int, name: BlockHash, *, source: "AdaptivePolicy", after: int | None) -> None:
+        """A pinned slot is this policy's from now on; `source` shares the columns. See handover.py."""
+        hand_over(slot, name, source=source._slots, target=self._slots, after=after)
+
+    def take_over(self, source: "AdaptivePolicy") -> None:
+        """All that may go in `source` may go here, as the least recent. Then `adopt_many` all of its slots.
+
+        Until then `source` goes on hearing of them.
+        """
+        self._lists.take_all(source._lists)
+        source._sentinels = self._sentinels
+        self._slots.cheap_entered = self._slots.cheap_entered or source._slots.cheap_entered
+
+    def adopt_many(self, slots: npt.NDArray[np.intp], *, source: "AdaptivePolicy") -> None:
+        """Some slots of a policy that was taken over, pinned or not."""
+        move_lives(slots, source=source._slots, target=self._slots)
 
     def seen(self, slot: int) -> int:
         """See EvictionPolicy."""

@@ -27,8 +27,6 @@ class Choice:
         """So many more go from the current list before lists are compared."""
         self.least = 0.0
         """What the head of the current list was worth when it was chosen."""
-        self.cheap_entered = False
-        """Until then there are half as many lists to compare."""
 
     def victim(self) -> int | None:
         """The slot that should go next; None if none may go."""
@@ -63,7 +61,7 @@ class Choice:
         least = -1.0
         used, uses, length = slots.used, slots.uses, slots.epoch_length
         worth, learned = slots.odds.worth, slots.odds.learned
-        lists = UNREADABLE if self.cheap_entered else CLASSES
+        lists = UNREADABLE if slots.cheap_entered else CLASSES
         for which, head in enumerate(self._newer[sentinels : sentinels + lists].tolist()):
             if head >= sentinels:
                 continue

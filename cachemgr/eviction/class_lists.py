@@ -1,25 +1,47 @@
 """One list per class, from least to most recently used, of exactly the slots that may go.
 
-Doubly linked in two int32 columns; the sentinel of list n stands at index capacity + n. Every operation is
-O(1).
+Doubly linked in two int32 columns; the sentinels stand behind the slots. A slot is in one list at most, so
+several sets of lists, each with sentinels of its own, share the columns. Every operation is O(1).
 """
+
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
 
 
 class ClassLists:
-    """`lists` lists of slots 0 … capacity − 1."""
+    """The first of `sets` sets of `lists` lists of slots 0 … capacity − 1."""
 
-    def __init__(self, capacity: int, lists: int) -> None:
+    def __init__(self, capacity: int, lists: int, *, sets: int = 1) -> None:
+        self._lists = lists
         self.first_sentinel = capacity
-        self._newer_column = np.full(capacity + lists, -1, np.int32)
-        self._older_column = np.full(capacity + lists, -1, np.int32)
+        end = capacity + sets * lists
+        self._newer_column = np.full(end, -1, np.int32)
+        self._older_column = np.full(end, -1, np.int32)
         # Scalar access through a memoryview costs a third of numpy's; the columns serve vectorised writes.
         self.newer = self._newer_column.data
         self.older = self._older_column.data
-        for sentinel in range(capacity, capacity + lists):
+        for sentinel in range(capacity, end):
             self.newer[sentinel] = self.older[sentinel] = sentinel
+
+    def another(self, number: int) -> "ClassLists":
+        """Set `number` of the lists that share these columns; this one is set 0."""
+        lists = copy(self)
+        lists.first_sentinel = self.first_sentinel + number * self._lists
+        return lists
+
+    def take_all(self, other: "ClassLists") -> None:
+        """What another set has is less recent than all of ours; from then on `other` is the same set."""
+        newer, older = self.newer, self.older
+        for which in range(self._lists):
+            sentinel, emptied = self.first_sentinel + which, other.first_sentinel + which
+            first, last, after = newer[emptied], older[emptied], newer[sentinel]
+            if first != emptied:
+                newer[sentinel], older[first] = first, sentinel
+                newer[last], older[after] = after, last
+                newer[emptied] = older[emptied] = emptied
+        other.first_sentinel = self.first_sentinel
 
     def append(self, slot: int, which: int) -> None:
         """`slot` is the most recent of a list."""

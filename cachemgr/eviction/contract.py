@@ -9,16 +9,13 @@ import numpy.typing as npt
 from cachemgr.contract import BlockHash
 
 
-class EvictionPolicy(Protocol):
-    """An order of slots that may be evicted, and what is remembered of those that were.
+class SlotOrder(Protocol):
+    """What becomes of slots that may be evicted, and what is remembered of those that were.
 
     The caller guarantees: slots are numbered from 0 below `capacity`; a slot enters only while it is unknown;
     it is pinned only while it may go, and released only while pinned; it is told which slot was evicted or
     forgotten; the blocks of a chain enter front first and are released deepest first; calls are serialised by
     one lock.
-
-    The implementation must: answer in amortised O(log n) or better, never scan the resident blocks, and never
-    name a slot that may not go.
     """
 
     def enter(self, slot: int, name: BlockHash, *, depth: int, parent: int | None, cheap: bool) -> None:
@@ -55,25 +52,6 @@ class EvictionPolicy(Protocol):
         """`slot` may go again, and does so before everything else."""
         ...
 
-    def admits(self, name: BlockHash, *, depth: int, parent: int | None) -> bool:
-        """True if a block is worth what must go for it. False: it is remembered, and not to be written.
-
-        Asked only when there is no room, and only for blocks that can be computed again.
-        """
-        ...
-
-    def decline(self, name: BlockHash, *, depth: int) -> None:
-        """A block was seen and is not written, because the one before it was not."""
-        ...
-
-    def victim(self) -> int | None:
-        """The slot that should go next; nothing changes. None if none may go."""
-        ...
-
-    def oldest(self) -> list[int]:
-        """Slots that may go and were not used for long; whatever was not used for longest is among them."""
-        ...
-
     def evict(self, slot: int, name: BlockHash | None) -> None:
         """`slot` goes to make room, and its block is remembered by its name."""
         ...
@@ -99,4 +77,31 @@ class EvictionPolicy(Protocol):
 
     def __contains__(self, slot: int) -> bool:
         """True if `slot` may go."""
+        ...
+
+
+class EvictionPolicy(SlotOrder, Protocol):
+    """An order of slots, which says what goes next.
+
+    The implementation must: answer in amortised O(log n) or better, never scan the resident blocks, and never
+    name a slot that may not go.
+    """
+
+    def admits(self, name: BlockHash, *, depth: int, parent: int | None) -> bool:
+        """True if a block is worth what must go for it. False: it is remembered, and not to be written.
+
+        Asked only when there is no room, and only for blocks that can be computed again.
+        """
+        ...
+
+    def decline(self, name: BlockHash, *, depth: int) -> None:
+        """A block was seen and is not written, because the one before it was not."""
+        ...
+
+    def victim(self) -> int | None:
+        """The slot that should go next; nothing changes. None if none may go."""
+        ...
+
+    def oldest(self) -> list[int]:
+        """Slots that may go and were not used for long; whatever was not used for longest is among them."""
         ...

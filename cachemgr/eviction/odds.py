@@ -54,6 +54,10 @@ class Odds:
         """Lives of blocks of this class began in that epoch."""
         self._alive_cells[kind * AGES + epoch % AGES] += lives
 
+    def begin_many(self, kinds: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> None:
+        """A life of a block of each class began in each epoch; none is too old to be followed."""
+        np.add.at(self._alive, (kinds, epochs % AGES), 1)
+
     def end(self, kind: int, epoch: int, *, returned: bool) -> None:
         """A life that began in that epoch ended now: the block was used, or its end is not known."""
         age = self._epoch - epoch

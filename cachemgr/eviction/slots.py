@@ -2,6 +2,9 @@
 
 Columns of numbers, 34 bytes a slot with those of lists, families and groups; the ghosts come to 11 more. Time
 is counted in uses: of blocks that entered, were used, or were declined.
+
+Several policies may share the columns, each with slots of its own (shares.py): lists, time, odds and ghosts
+are each one's own.
 """
 
 from typing import Final
@@ -27,25 +30,41 @@ _LEARN_EVERY = 256
 _SHORTEST_EPOCH = 64
 
 
-class PolicySlots:
-    """Of slots 0 … capacity − 1."""
+class SlotColumns:
+    """Of slots 0 … capacity − 1, for up to `policies` policies."""
 
-    def __init__(self, capacity: int) -> None:
-        self.lists = ClassLists(capacity, UNREADABLE + 1)
+    def __init__(self, capacity: int, *, policies: int = 1) -> None:
+        self.capacity = capacity
+        self.lists = ClassLists(capacity, UNREADABLE + 1, sets=policies)
         self.families = Families(capacity)
         self.groups = Groups(capacity)
-        self.memory = Memory(capacity)
+        self.used = np.zeros(capacity, np.uint32)
+        self.state = np.zeros(capacity, np.uint8)
+        self.counts = np.zeros(capacity, np.uint8)
+
+
+class PolicySlots:
+    """Of those that belong to policy `number`, about `room` (by default: all)."""
+
+    def __init__(self, columns: SlotColumns, *, number: int = 0, room: int | None = None) -> None:
+        room = columns.capacity if room is None else room
+        self.lists = columns.lists.another(number)
+        self.families = columns.families
+        self.groups = columns.groups
+        self.memory = Memory(room)
         self.odds = self.memory.odds
-        self.used_column = np.zeros(capacity, np.uint32)
-        self.state_column = np.zeros(capacity, np.uint8)
-        self.counts_column = np.zeros(capacity, np.uint8)
+        self.used_column = columns.used
+        self.state_column = columns.state
+        self.counts_column = columns.counts
         self.used = self.used_column.data
         """The number of a slot's last use, its low 32 bits."""
         self.state = self.state_column.data
         self.counts = self.counts_column.data
+        self.cheap_entered = False
+        """Until then there are half as many lists to compare."""
         self.uses = 0
         self.epoch = 0
-        self.epoch_length = max(_SHORTEST_EPOCH, capacity // 8)
+        self.epoch_length = max(_SHORTEST_EPOCH, room // 8)
         self._next_epoch = self.epoch_length
         self._next_learning = _LEARN_EVERY
         self.next_stop = min(self._next_epoch, self._next_learning)
