@@ -15,6 +15,14 @@ class CacheError(Exception):
     """Root of the tree; its text is one line that an operator can act on."""
 
 
+def one_line(text: object) -> str:
+    """What a library said of a stranger's bytes, fit for a line of a log: it may quote them."""
+    line = str(text)
+    if not line.isprintable():
+        line = ascii(line)
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+
+
 class SettingsError(CacheError):
     """`SettingsError("ttl_s", "must be > 0", value)`; of a long value the text shows the start."""
 

@@ -10,6 +10,9 @@ EngineError
 """
 
 
+_SHOWN = 600
+
+
 class EngineError(Exception):
     """Root of the tree; its text is one line that a user can act on."""
 
@@ -39,6 +42,10 @@ class ReleaseError(EngineError):
 
     def __init__(self, step: str, *, expected: str, found: str) -> None:
         found = " ".join(found.split())  # runtimes' messages have many lines
+        if not found.isprintable():  # they quote what they found, and that may be anything
+            found = ascii(found)
+        if len(found) > _SHOWN:
+            found = f"{found[:_SHOWN]}…"
         super().__init__(f"{step}: expected {expected}, found {found}")
         self.step = step
         self.expected = expected

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from cachemgr.errors import one_line
 from cachemgr.ring.errors import RingError
 from cachemgr.ring.state import MAX_NBYTES, RingState
 
@@ -65,7 +66,7 @@ class RingFile:
         except OSError as error:
             _log.warning("%s: the ring kept there cannot be read (%s)", self._path, error.strerror)
         except (RingError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            _log.warning("%s: not a kept ring, ignored (%s)", self._path, error)
+            _log.warning("%s: not a kept ring, ignored (%s)", self._path, one_line(error))
         return None
 
     def save(self, rings: KeptRings) -> None:

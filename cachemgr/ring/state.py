@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
+from cachemgr.errors import one_line
 from cachemgr.ring.errors import RingError
 from cachemgr.ring.names import Version
 from cachemgr.ring.points import vnode_count
@@ -152,7 +153,7 @@ def decode_ring(data: bytes | memoryview) -> RingState:
     try:
         state = msgspec.json.decode(data, type=RingState)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise RingError("ring", f"is not an encoded ring ({error})", bytes(data[:64])) from None
+        raise RingError("ring", f"is not an encoded ring ({one_line(error)})", bytes(data[:64])) from None
     if encode_ring(state) != data:
         raise RingError("ring", "must be in canonical form", bytes(data[:64]))
     return state

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 import msgspec
 
 from cachemgr.cluster.control.packed import MAX_ARCS_NBYTES, MAX_CURSOR_NBYTES, MAX_NAMES, MessageError
+from cachemgr.errors import one_line
 from cachemgr.ring import Epoch, Version
 
 WIRE_MIN = 1
@@ -281,4 +282,4 @@ def _decode(kind: type[Any], data: bytes) -> Any:
     try:
         return _DECODERS[kind].decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise MessageError(f"{kind.__name__}: {str(error)[:200]}") from None
+        raise MessageError(f"{kind.__name__}: {one_line(error)}") from None
