@@ -1,13 +1,21 @@
 """Who may do what: credentials become callers, callers have allowances.
 
 contract       Verb, Caller, Authoriser, Audit, Allowances: what the rest of the backend sees
+reason         why somebody was refused, for the audit line alone
+keys           credentials, and what a file keeps of them
+acl            principals and whose key is whose; acl_schema is the format of the file, acl_file reads it
 audit          one line per refusal and per command
 open_access    no access control: one namespace for everybody
 """
 
+from backend.access.acl import Acl, Principal
+from backend.access.acl_file import read_acl
+from backend.access.acl_schema import parse_acl
 from backend.access.audit import AUDIT_LOGGER, AuditLog
 from backend.access.contract import Access, Allowance, Allowances, Audit, Authoriser, Caller, Verb
+from backend.access.keys import KeyEntry, new_key, split_credential
 from backend.access.open_access import DEFAULT_NAMESPACE, EVERYBODY, NOBODY, NoLimits, OpenAccess, open_access
+from backend.access.reason import Reason
 
 __all__ = [
     "AUDIT_LOGGER",
@@ -15,14 +23,22 @@ __all__ = [
     "EVERYBODY",
     "NOBODY",
     "Access",
+    "Acl",
     "Allowance",
     "Allowances",
     "Audit",
     "AuditLog",
     "Authoriser",
     "Caller",
+    "KeyEntry",
     "NoLimits",
     "OpenAccess",
+    "Principal",
+    "Reason",
     "Verb",
+    "new_key",
     "open_access",
+    "parse_acl",
+    "read_acl",
+    "split_credential",
 ]

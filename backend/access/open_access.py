@@ -6,6 +6,7 @@ from typing import Final
 
 from backend.access.audit import AuditLog
 from backend.access.contract import Access, Caller, Verb
+from backend.access.reason import Reason
 from backend.errors import AccessDenied
 from cachemgr import NamespaceShare
 
@@ -30,7 +31,7 @@ class OpenAccess:
     def authorise(self, parameters: Mapping[str, object], *, verb: Verb) -> Caller:
         """Everybody, but nobody administers."""
         if not EVERYBODY.may(verb):
-            raise AccessDenied("access control is off")
+            raise AccessDenied(Reason.ACCESS_OFF)
         return EVERYBODY
 
     def follow(self, listener: Callable[[Mapping[str, NamespaceShare]], None]) -> None:
