@@ -295,6 +295,8 @@ def _convert(data: Mapping[str, Any], kind: type[T], *, where: str) -> T:
     """Texts become numbers where the field is one; the error names key, limit and value."""
     try:
         return msgspec.convert(data, kind, strict=where.endswith(":"))
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} expected text that UTF-8 can carry, found: {_line(error)}") from None
     except msgspec.ValidationError as error:
         text = str(error)
     at = _AT.search(text)

@@ -20,6 +20,9 @@ class EngineError(Exception):
 class BuildError(EngineError):
     """The weights or the options cannot become an engine; names the field and what is supported."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(_one_line(text))
+
 
 class DeviceError(EngineError):
     """The GPU cannot be used, or a call of its driver failed; says what to install if that helps."""
@@ -41,11 +44,7 @@ class ReleaseError(EngineError):
     """A step of the load chain refused; `step`, `expected` and `found` say which and why."""
 
     def __init__(self, step: str, *, expected: str, found: str) -> None:
-        found = " ".join(found.split())  # runtimes' messages have many lines
-        if not found.isprintable():  # they quote what they found, and that may be anything
-            found = ascii(found)
-        if len(found) > _SHOWN:
-            found = f"{found[:_SHOWN]}…"
+        found = _one_line(found)
         super().__init__(f"{step}: expected {expected}, found {found}")
         self.step = step
         self.expected = expected
@@ -54,3 +53,11 @@ class ReleaseError(EngineError):
 
 class StepError(EngineError):
     """A step failed inside the runtime; the engine itself stays usable."""
+
+
+def _one_line(text: str) -> str:
+    """Messages of libraries have many lines, and quote what they found, which may be anything."""
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = ascii(line)
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"

@@ -45,7 +45,10 @@ def redis_at(address: RedisAddress, *, timeout_s: float, connections: int) -> Re
 
 def said(answer: str) -> Exception:
     """The exception for an answer that is an error."""
-    error: Exception = DefaultParser.parse_error(answer)  # type: ignore[no-untyped-call]
+    try:
+        error: Exception = DefaultParser.parse_error(answer)  # type: ignore[no-untyped-call]
+    except (ValueError, IndexError):  # one that says MOVED, and not where to
+        error = exceptions.ResponseError(answer)
     return error
 
 
@@ -81,6 +84,8 @@ class BoundedReader:
 
 class _BoundedParser(AsyncParser):  # type: ignore[misc, valid-type]
     """redis-py's own, over a bounded reader."""
+
+    parse_error = staticmethod(said)
 
     def on_connect(self, connection: Any) -> None:
         """See redis-py."""

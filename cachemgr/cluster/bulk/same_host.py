@@ -89,7 +89,7 @@ def _open(file: PlacedFile) -> PeerArena | None:
         return None
     try:
         fd = open_to_read(file.path)
-    except OSError:  # no arena, or not of this user
+    except (OSError, ValueError):  # no arena, not of this user, or no path at all
         return None
     if fd is None:
         return None
