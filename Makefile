@@ -9,6 +9,8 @@ LANES        ?= 8
 HOST_BYTES   ?= 536870912
 NODES        ?= 3
 MINUTES      ?= 10
+SECONDS      ?= 60
+TARGET       ?= all
 SEED         ?=
 ONLY         ?=
 TRACE        ?=
@@ -35,7 +37,7 @@ SETTING := build/settings
 .DELETE_ON_ERROR:
 # put in place whole by the command, perhaps by another make meanwhile: a failure here is no reason to delete them
 .PRECIOUS: $(ENGINE)/engine.json $(ENGINE)/model.sig $(KEYS)/release.key
-.PHONY: FORCE help setup engine sign verify run demo serve deploy cluster cluster-demo test soak lint bench bench-peers clean \
+.PHONY: FORCE help setup engine sign verify run demo serve deploy cluster cluster-demo test soak fuzz lint bench bench-peers clean \
     gpu-driver gpu-libraries test-gpu bench-gpu
 
 help: ## list the targets
@@ -123,6 +125,9 @@ test: $(VENV)/.testing ## run every test (TESTS=path and PYTEST_FLAGS narrow it)
 
 soak: $(VENV)/.testing ## MINUTES=10 SEED=<any>: random faults on a cluster of cache nodes, every block and byte checked
 	@$(PY) -m tests.cluster_faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(VENV)/.testing ## SECONDS=60 TARGET=all: hostile input for every reader, coverage-guided; what it finds lies in build/fuzz
+	@$(PY) -m tests.fuzz.run $(TARGET) --seconds $(SECONDS)
 
 lint: $(VENV)/.testing ## ruff and mypy --strict
 	@$(VENV)/bin/ruff check backend engines cachemgr scripts tests
