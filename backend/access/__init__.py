@@ -3,14 +3,19 @@
 contract       Verb, Caller, Authoriser, Audit, Allowances: what the rest of the backend sees
 reason         why somebody was refused, for the audit line alone
 keys           credentials, and what a file keeps of them
+credential     takes the one credential out of a request
 acl            principals and whose key is whose; acl_schema is the format of the file, acl_file reads it
+acl_watch      follows the file; acl_access decides by it
+allowances     counts what each principal uses, in token buckets (token_bucket)
 audit          one line per refusal and per command
 open_access    no access control: one namespace for everybody
 """
 
 from backend.access.acl import Acl, Principal
+from backend.access.acl_access import AclAccess, open_acl_access, probe_credential
 from backend.access.acl_file import read_acl
 from backend.access.acl_schema import parse_acl
+from backend.access.allowances import CountedAllowances
 from backend.access.audit import AUDIT_LOGGER, AuditLog
 from backend.access.contract import Access, Allowance, Allowances, Audit, Authoriser, Caller, Verb
 from backend.access.keys import KeyEntry, new_key, split_credential
@@ -24,12 +29,14 @@ __all__ = [
     "NOBODY",
     "Access",
     "Acl",
+    "AclAccess",
     "Allowance",
     "Allowances",
     "Audit",
     "AuditLog",
     "Authoriser",
     "Caller",
+    "CountedAllowances",
     "KeyEntry",
     "NoLimits",
     "OpenAccess",
@@ -38,7 +45,9 @@ __all__ = [
     "Verb",
     "new_key",
     "open_access",
+    "open_acl_access",
     "parse_acl",
+    "probe_credential",
     "read_acl",
     "split_credential",
 ]
