@@ -50,6 +50,11 @@ class Source:
             return self.choice(TEXTS)
         return self.chunk().decode("utf-8", "surrogateescape" if self.byte() & 1 else "replace")
 
+    def name(self, known: Sequence[str]) -> str:
+        """A known one, or any."""
+        at = self.byte() % (len(known) + 1)
+        return known[at] if at < len(known) else self.text()
+
     def integer(self) -> int:
         if self.byte() & 1:
             return self.choice(INTEGERS)

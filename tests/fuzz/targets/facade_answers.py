@@ -42,7 +42,7 @@ def target(data: bytes) -> None:
     for _ in range(source.byte() % 4):
         value = source.scalar()
         if value is not None:
-            parameters[source.choice((*_PARAMETERS, source.text()))] = value
+            parameters[source.name(_PARAMETERS)] = value
     responses = [_response(source) for _ in range(source.byte() % 4)]
     pb = DecoderPb(lambda question: responses)
     facade = Facade(pb, FacadeSettings("decoder"), statuses=_Statuses(FakePb))

@@ -59,7 +59,7 @@ def target(data: bytes) -> None:
             return
         parameters: dict[str, str] = {}
         while source:
-            name = source.choice((*_KEYS, source.text()))
+            name = source.name(_KEYS)
             parameters[name] = source.text()
         if kind == 1:
             settings = read_model_settings(parameters)
