@@ -30,6 +30,8 @@ _LAYER_NAMES = {
 }  # fmt: skip
 _TOP_NAMES = {"token_embd.weight": "embed", "output_norm.weight": "norm", "output.weight": "lm_head"}
 _NOT_WEIGHTS = ("rope_freqs.weight",)
+_NOT_GGUF = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""What comes of a file whose fields are of other types, lengths and numbers than they should be."""
 
 
 def demo_gguf() -> Path:
@@ -48,9 +50,13 @@ def load_gguf(path: Path) -> Decoder:
     unsupported.
     """
     try:
-        reader = gguf.GGUFReader(path)
-    except (OSError, ValueError, IndexError, KeyError) as error:
+        return _load(path)
+    except _NOT_GGUF as error:
         raise BuildError(f"{path.name}: not a readable GGUF file: {error}") from error
+
+
+def _load(path: Path) -> Decoder:
+    reader = gguf.GGUFReader(path)
     meta = _Metadata(reader, path.name)
     weights = _Weights(reader, meta)
     config = _config(meta, weights)
