@@ -17,6 +17,8 @@ from cachemgr.contract import BlockHash
 from cachemgr.shard import HEADER_DTYPE, HEADER_NBYTES
 
 STAMP_NBYTES = 8
+MOST_STAMP = 2**63
+"""No writer ever comes so far. Beyond, the next stamps would soon not fit."""
 RECORD_NBYTES = STAMP_NBYTES + HEADER_NBYTES
 RECORD_DTYPE = np.dtype([("stamp", "<u8"), ("header", HEADER_DTYPE)])
 

@@ -21,7 +21,7 @@ from cachemgr.tiers.lmdb_tier.counts import LmdbCounts
 from cachemgr.tiers.lmdb_tier.database import FIRST_MAP_NBYTES, Database
 from cachemgr.tiers.lmdb_tier.errors import LmdbTrouble, MustReopen, StoreBroken
 from cachemgr.tiers.lmdb_tier.folder import TierFolder
-from cachemgr.tiers.lmdb_tier.record import PAGE_NBYTES
+from cachemgr.tiers.lmdb_tier.record import MOST_STAMP, PAGE_NBYTES
 from cachemgr.tiers.lmdb_tier.rows import LEAST_ROWS, Rows
 from cachemgr.tiers.lmdb_tier.settings import LmdbTierSettings
 
@@ -244,6 +244,8 @@ class LmdbShelf:
             keys, records = snapshot.records()
             self.used_nbytes = snapshot.used_nbytes()
         self.rows, self.stamp = Rows.found(keys, records, bound=self.bound)
+        if self.stamp >= MOST_STAMP:
+            raise StoreBroken("a record has a stamp that no writer gives")
 
     def _shut(self) -> None:
         """Close the files; all that was committed is on disk. LmdbTrouble, and they stay open, else."""
