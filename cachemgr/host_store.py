@@ -24,7 +24,6 @@ from cachemgr.contract import BlockFormat, BlockHash
 from cachemgr.host_contract import ArenaPlace, HeldShard, IncomingShard
 from cachemgr.host_tier import HostTier
 from cachemgr.shard import (
-    HEADER_NBYTES,
     BlockAddress,
     ShardCheck,
     ShardOpener,
@@ -160,7 +159,7 @@ class TierStore:
 
     def check(self, header: bytes, address: BlockAddress) -> ShardCheck | Verdict:
         """See HostStore."""
-        return self._opener.begin(header, address) if len(header) == HEADER_NBYTES else Verdict.CORRUPT
+        return self._opener.begin(header, address)
 
     def publish(self, shard: IncomingShard, header: bytes) -> None:
         """See HostStore. ValueError, and the slot is given back, if the header is another block's."""

@@ -222,6 +222,8 @@ class ShardOpener:
 
     def begin(self, header: bytes, address: BlockAddress) -> ShardCheck | Verdict:
         """Judge a private copy of a header; a ShardCheck if all that is left is the tag."""
+        if len(header) != HEADER_NBYTES:
+            return Verdict.CORRUPT
         (length, align, magic, version, *geometry, index, key_id,
          name, parent, segment, identity, sequence, session) = _TAGGED.unpack_from(header)  # fmt: skip
         keys = self._keys
