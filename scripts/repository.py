@@ -69,7 +69,7 @@ def trust_from(arguments: argparse.Namespace) -> "TrustSettings":
     """Keys and lowest releases: of the config, with --key instead of its keys."""
     from engines import TrustSettings
 
-    config = _config(arguments)
+    config = config_from(arguments)
     keys, least = tuple(arguments.key or ()), {}
     if config is not None:
         from backend.settings import read_node_settings
@@ -81,7 +81,8 @@ def trust_from(arguments: argparse.Namespace) -> "TrustSettings":
     return TrustSettings(keys=keys, min_release=least)
 
 
-def _config(arguments: argparse.Namespace) -> Path | None:
+def config_from(arguments: argparse.Namespace) -> Path | None:
+    """The tensorcache.toml that the arguments name, or the home's; None if there is none."""
     if arguments.config is not None:
         given: Path = arguments.config
         return given

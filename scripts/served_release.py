@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import msgspec
 
 from scripts.arguments import port
+from scripts.node_keys import ProbeKey, probe_key
+from scripts.repository import config_from
 from scripts.server_log import ServerLog
-from scripts.triton_http import TritonHttp, probe_request
+from scripts.triton_http import TritonHttp
 from scripts.triton_runtime import TritonAddress
 
 SHORT = 16
@@ -25,6 +27,7 @@ SHORT = 16
 _ASK_S = 5.0
 _POLL_S = 0.25
 _PUT_OFF = "drain"
+_NO_CONFIG = ProbeKey(missing="name the tensorcache.toml of that server with --config")
 _REFUSALS = re.compile(r"tensorcache_swap_refusals_total\{([^}]*)\} ([0-9.e+]+)", re.ASCII)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -49,7 +52,9 @@ def server_from(arguments: argparse.Namespace, model: str) -> "ServerView":
     """The view of `model` that the arguments name."""
     at: TritonAddress = arguments.url
     metrics = arguments.metrics_port or min(at.http_port + 2, 65535)
-    return ServerView(msgspec.structs.replace(at, metrics_port=metrics), model)
+    config = config_from(arguments)
+    key = _NO_CONFIG if config is None else probe_key(config)
+    return ServerView(msgspec.structs.replace(at, metrics_port=metrics), model, key=key)
 
 
 def server_url(text: str) -> TritonAddress:
@@ -76,24 +81,26 @@ class Served:
 class ServerView:
     """One model on one server, from outside."""
 
-    def __init__(self, address: TritonAddress, model: str) -> None:
-        """`address`: its HTTP and metrics ports are used."""
+    def __init__(self, address: TritonAddress, model: str, *, key: ProbeKey) -> None:
+        """`address`: its HTTP and metrics ports are used. `key`: what it is shown."""
         self.url = f"{address.client_host}:{address.http_port}"
-        self._http = TritonHttp(address)
+        self._http = TritonHttp(address, probe_key=key.credential)
         self._model = model
+        self._key = key
 
     def ask(self) -> Served:
         """Ask for one token and see who gives it."""
-        request = probe_request(limit_s=_ASK_S)
         try:
             ready = self._http.call("GET", f"/v2/models/{self._model}/ready", limit_s=_ASK_S)
             if ready.status != 200:
                 return Served(reason=f"{self._model} is not loaded there", loaded=False)
-            answer = self._http.call("POST", f"/v2/models/{self._model}/generate", request, limit_s=_ASK_S)
+            answer = self._http.ask_for_token(self._model, limit_s=_ASK_S)
         except TimeoutError:
             return Served(reason=f"no answer within {_ASK_S:g} s")
         except (OSError, http.client.HTTPException):
             return Served(reason="no server answers", reachable=False)
+        if answer.denied:
+            return Served(reason=self._key.hint)
         release = _release_in(answer.body)
         return Served(release) if release else Served(reason=f"{answer.error} ({answer.status})")
 

@@ -57,6 +57,7 @@ class ServerProcess:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,  # a trace that its operator turns on holds prompts
                 preexec_fn=_die_with_parent(),
             )
 

@@ -1,7 +1,7 @@
 """Starts a supervised Triton for the verbs that need one, and stops it whatever happens.
 
-The serving home is a folder with backends/, model_repository/ and tensorcache.toml; Triton's log and the key
-of the model-control API are written into it.
+The serving home is a folder with backends/, model_repository/ and tensorcache.toml; Triton's log and its
+admin key are written into it.
 """
 
 import argparse
@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from scripts.arguments import add_address, address_from, path, seconds
-from scripts.console import say, working
+from scripts.console import complain, say, working
 from scripts.environment import inherited
-from scripts.errors import RejectedError
 from scripts.interruption import Interruption
+from scripts.node_keys import ADMIN_KEY_FILE, ProbeKey, admin_key, probe_key
 from scripts.plain_path import plain_path
 from scripts.ports import require_free
 from scripts.server_process import ServerProcess
@@ -34,7 +35,8 @@ from scripts.triton_runtime import (
     server_command,
     server_environment,
 )
-from scripts.whole_file import write_whole
+
+CONFIG: Final = "tensorcache.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,21 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest pause before what died again and again is brought back once more (default %(default)g)",
     )
+    parser.add_argument(
+        "--triton-flag",
+        type=_flag,
+        action="append",
+        default=[],
+        metavar="FLAG",
+        help="one more flag for tritonserver, such as --triton-flag=--log-verbose=1; may be repeated",
+    )
     add_address(parser)
+
+
+def _flag(text: str) -> str:
+    if not text.startswith("--"):
+        raise argparse.ArgumentTypeError(f"a flag of tritonserver begins with --, got {text!r}")
+    return text
 
 
 @contextlib.contextmanager
@@ -71,9 +87,15 @@ def supervised(arguments: argparse.Namespace) -> Iterator[Serving]:
     interruption = Interruption()
     interruption.install()
     with plain_path(arguments.home.resolve()) as home:
-        launch = _launch(arguments, home)
+        require_free(address_from(arguments))
+        launch = launch_from(arguments, home)
         settings = SupervisorSettings(pause_limit_s=arguments.pause_limit)
-        supervisor = _supervisor(launch, arguments.triton, settings=settings, interruption=interruption)
+        key = probe_key(home / CONFIG)
+        if key.credential is None:
+            complain(f"probes go without a credential: {key.missing}")
+        supervisor = _supervisor(
+            launch, arguments.triton, key=key, settings=settings, interruption=interruption
+        )
         try:
             with working(f"start Triton with {', '.join(launch.models)}"):
                 supervisor.bring_up()
@@ -83,34 +105,28 @@ def supervised(arguments: argparse.Namespace) -> Iterator[Serving]:
             supervisor.shut_down()
 
 
-def _launch(arguments: argparse.Namespace, home: Path) -> TritonLaunch:
-    models = tuple(arguments.model) or models_of(arguments.home / "model_repository")
-    address = address_from(arguments)
-    require_free(address)
+def launch_from(arguments: argparse.Namespace, home: Path) -> TritonLaunch:
+    """The start of a server that the arguments ask for, of the home at `home`, whose admin key is made."""
     return TritonLaunch(
-        address=address,
+        address=address_from(arguments),
         backends=home / "backends",
         model_repository=home / "model_repository",
-        models=models,
+        models=tuple(arguments.model) or models_of(arguments.home / "model_repository"),
         shm_prefix=f"tensorcache-{os.getpid()}-{secrets.token_hex(4)}_",
         log=home / "triton.log",
-        config=home / "tensorcache.toml",
-        admin_key=admin_key(home / "admin.key"),
+        config=home / CONFIG,
+        admin_key=admin_key(home / ADMIN_KEY_FILE),
+        more_flags=tuple(arguments.triton_flag),
     )
 
 
-def admin_key(file: Path) -> str:
-    """The key of Triton's model-control API, made once per home; whoever can read it may load models."""
-    if not file.exists():
-        write_whole(file, f"{secrets.token_hex(16)}\n".encode(), mode=0o600)
-    key = file.read_text().strip()
-    if len(key) < 16:
-        raise RejectedError(f"{file}: expected a key of at least 16 characters, found {len(key)}: delete it")
-    return key
-
-
 def _supervisor(
-    launch: TritonLaunch, triton: Path | None, *, settings: SupervisorSettings, interruption: Interruption
+    launch: TritonLaunch,
+    triton: Path | None,
+    *,
+    key: ProbeKey,
+    settings: SupervisorSettings,
+    interruption: Interruption,
 ) -> Supervisor:
     install = find_triton(triton)
     lay_out_python_backend(install, launch.backends)
@@ -120,7 +136,7 @@ def _supervisor(
         launch.models,
         start=lambda: ServerProcess(command, environment=environment, log=launch.log),
         cleanup=lambda users: remove_leftovers(launch.shm_prefix, users=users),
-        control=TritonHttp(launch.address, admin_key=launch.admin_key),
+        control=TritonHttp(launch.address, admin_key=launch.admin_key, probe_key=key.credential),
         around=Surroundings(
             clock=time.monotonic, pause=interruption.pause, hold=interruption.hold, report=_report
         ),

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.errors import TritonError
-from scripts.triton_runtime import TritonAddress
+from scripts.triton_runtime import ADMIN_HEADER, TritonAddress
 
 _NO_ROOM = ("queue is full", "max_open_requests is")
 """What a backend without room says. /generate turns every error into 400, so the status does not tell."""
+
+_DENIED = "access denied"
+"""What a backend with access control says to everybody whom it does not know."""
 
 _STUCK = "the backend is stuck"
 """What a backend says whose own watchdog found a thread dead or hanging: no need to ask twice."""
@@ -31,6 +34,11 @@ class HttpAnswer:
     body: bytes
 
     @property
+    def denied(self) -> bool:
+        """True if it was refused for want of a credential."""
+        return self.status != 200 and self.error.startswith(_DENIED)
+
+    @property
     def error(self) -> str:
         """Triton's error text, else the start of the body."""
         try:
@@ -42,7 +50,10 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """`alive` is the verdict; `busy`: it said that it has no room; `stuck`: that it cannot go on."""
+    """`alive` is the verdict; `busy`: it said that it has no room; `stuck`: that it cannot go on.
+
+    `denied`: it did not admit who asked, so nobody knows.
+    """
 
     alive: bool
     busy: bool
@@ -50,14 +61,19 @@ class ProbeResult:
     seconds: float
     detail: str
     stuck: bool = False
+    denied: bool = False
 
 
 class TritonHttp:
     """Calls one Triton. Stateless: a connection per call."""
 
-    def __init__(self, address: TritonAddress, *, admin_key: str | None = None) -> None:
+    def __init__(
+        self, address: TritonAddress, *, admin_key: str | None = None, probe_key: str | None = None
+    ) -> None:
+        """`admin_key` opens Triton's own doors; `probe_key` is what a probe shows to access control."""
         self._address = address
         self._admin_key = admin_key
+        self._probe_key = probe_key
 
     def call(self, method: str, path: str, payload: object = None, *, limit_s: float = 5.0) -> HttpAnswer:
         """One request. OSError or http.client.HTTPException if there is no answer within the limit."""
@@ -67,7 +83,7 @@ class TritonHttp:
         connection = http.client.HTTPConnection(self._address.client_host, port, timeout=limit_s)
         headers = {"Content-Type": "application/json"}
         if self._admin_key is not None:
-            headers["admin-key"] = self._admin_key
+            headers[ADMIN_HEADER] = self._admin_key
         try:
             body = None if payload is None else json.dumps(payload)
             connection.request(method, path, body=body, headers=headers)
@@ -133,9 +149,7 @@ class TritonHttp:
         """Ask for one token. Only a token, or the word that there is no room now, proves a living backend."""
         started = time.monotonic()
         try:
-            answer = self.call(
-                "POST", f"/v2/models/{model}/generate", probe_request(limit_s=limit_s), limit_s=limit_s
-            )
+            answer = self.ask_for_token(model, limit_s=limit_s)
         except (OSError, http.client.HTTPException) as error:
             late = isinstance(error, TimeoutError)
             detail = f"no token within {limit_s:g} s" if late else _reason(error)
@@ -145,17 +159,24 @@ class TritonHttp:
             return ProbeResult(True, False, False, seconds, "one token")
         stuck = _STUCK in answer.error
         busy = not stuck and (answer.status == 503 or any(words in answer.error for words in _NO_ROOM))
-        return ProbeResult(busy, busy, False, seconds, f"{answer.error} ({answer.status})", stuck=stuck)
+        detail = f"{answer.error} ({answer.status})"
+        return ProbeResult(busy, busy, False, seconds, detail, stuck=stuck, denied=answer.denied)
+
+    def ask_for_token(self, model: str, *, limit_s: float) -> HttpAnswer:
+        """The answer to the smallest request; see `call` for what it raises."""
+        request = probe_request(limit_s=limit_s, key=self._probe_key)
+        return self.call("POST", f"/v2/models/{model}/generate", request, limit_s=limit_s)
 
 
-def probe_request(*, limit_s: float) -> dict[str, object]:
-    """One token, kept out of request metrics, for a caller who waits `limit_s`.
+def probe_request(*, limit_s: float, key: str | None = None) -> dict[str, object]:
+    """One token, kept out of request metrics, for a caller who waits `limit_s` and may show a key.
 
     Triton does not notice that such a caller has left, so the request ends by itself soon after: while a
     swap drains, requests of callers that are gone must not fill the waiting room.
     """
     timeout_us = int(1e6 * (limit_s + LEFT_S))
-    return {"text_input": "Hi", "max_tokens": 1, "triton_probe": True, "timeout": timeout_us}
+    request = {"text_input": "Hi", "max_tokens": 1, "triton_probe": True, "timeout": timeout_us}
+    return request if key is None else {**request, "api_key": key}
 
 
 def _reason(error: Exception) -> str:

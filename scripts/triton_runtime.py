@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,16 @@ from scripts.errors import TritonError, UsageError
 STUB = "triton_python_backend_stub"
 _YOUNG_S = 60.0
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+CREDENTIAL_HEADER: Final = "(?i)authorization"
+"""A pattern of Triton's. HTTP clients spell a header as they like; in gRPC metadata it is lower case."""
+
+ADMIN_HEADER: Final = "admin-key"
+"""Over gRPC the metadata is named triton-grpc-protocol-admin-key."""
+
+GUARDED: Final = ("model-repository", "shared-memory", "trace", "logging", "statistics")
+"""Statistics tell how much each model is asked, and when last. A model's configuration stays open: it holds
+no path and no secret, and clients read it to learn how to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,7 @@ class TritonLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: Path | None = None
     admin_key: str | None = None
     exit_timeout_s: int = 10
+    more_flags: tuple[str, ...] = ()
 
 
 def find_triton(root: Path | None = None) -> TritonInstall:
@@ -152,31 +164,53 @@ def _joined(*parts: str | None) -> str:
 
 
 def server_command(install: TritonInstall, launch: TritonLaunch) -> list[str]:
-    """The command line. Models are named one by one, so that loading stays under the control API."""
-    address = launch.address
-    command = [
+    """The command line; what its user adds comes last."""
+    return [
         str(install.server),
+        *what_flags(launch),
+        *where_flags(launch.address),
+        *door_flags(launch.admin_key),
+        f"--backend-config=python,shm-region-prefix-name={launch.shm_prefix}",
+        f"--exit-timeout-secs={launch.exit_timeout_s}",
+        "--allow-gpu-metrics=false",
+        "--strict-readiness=true",
+        "--exit-on-error=false",
+        *launch.more_flags,
+    ]
+
+
+def what_flags(launch: TritonLaunch) -> list[str]:
+    """What it serves. Models are named one by one, so that loading stays under the control API."""
+    return [
         f"--model-repository={launch.model_repository}",
         f"--backend-directory={launch.backends}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in launch.models),
+    ]
+
+
+def where_flags(address: TritonAddress) -> list[str]:
+    """Where it listens."""
+    return [
         f"--http-address={address.host}",
         f"--http-port={address.http_port}",
         f"--grpc-address={address.host}",
         f"--grpc-port={address.grpc_port}",
         f"--metrics-address={address.host}",
         f"--metrics-port={address.metrics_port}",
-        "--grpc-header-forward-pattern=(?i)authorization",
-        f"--backend-config=python,shm-region-prefix-name={launch.shm_prefix}",
-        f"--exit-timeout-secs={launch.exit_timeout_s}",
-        "--allow-gpu-metrics=false",
-        "--strict-readiness=true",
-        "--exit-on-error=false",
     ]
-    if launch.admin_key is not None:
-        guarded = f"model-repository,shared-memory,trace,logging:admin-key={launch.admin_key}"
-        command += [f"--http-restricted-api={guarded}", f"--grpc-restricted-protocol={guarded}"]
-    return command
+
+
+def door_flags(admin_key: str | None) -> list[str]:
+    """Which header Triton hands on to a model, and which of its own doors open with the admin key alone.
+
+    A key on a command line can be read in /proc by every user of the machine: Triton takes it no other way.
+    """
+    flags = [f"--{protocol}-header-forward-pattern={CREDENTIAL_HEADER}" for protocol in ("http", "grpc")]
+    if admin_key is not None:
+        guard = f"{','.join(GUARDED)}:{ADMIN_HEADER}={admin_key}"
+        flags += [f"--http-restricted-api={guard}", f"--grpc-restricted-protocol={guard}"]
+    return flags
 
 
 def models_of(repository: Path) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from backend.errors import AccessDenied
+
 
 class StandInServer(ThreadingHTTPServer):
     """Serves `release` of the model "small"; before each answer `on_ask` may change that, as a swap would."""
@@ -17,6 +19,8 @@ class StandInServer(ThreadingHTTPServer):
         self.release = ""
         self.loaded = True
         self.error = ""
+        self.admits: str | None = None
+        """The one credential that is let in; None: there is no access control."""
         self.swap = "side_by_side"
         self.refusals: dict[str, int] = {}
         self.on_ask: Callable[[], None] = lambda: None
@@ -43,6 +47,8 @@ class StandInServer(ThreadingHTTPServer):
             return 200, json.dumps({"parameters": {"swap": {"string_value": self.swap}}})
         self.asked.append(json.loads(body))
         self.on_ask()
+        if self.admits is not None and self.asked[-1].get("api_key") != self.admits:
+            return 400, json.dumps({"error": str(AccessDenied("unknown"))})
         if self.error:
             return 400, json.dumps({"error": self.error})
         return 200, json.dumps({"text_output": "x", "release": self.release})

@@ -17,8 +17,8 @@ from scripts import build, keygen
 from scripts.backend_layout import lay_out_backend, write_model_config
 from scripts.cli import main
 from scripts.errors import CommandError, DiskError, RejectedError
+from scripts.node_keys import admin_key
 from scripts.scratch import put_in_place, scratch_for
-from scripts.serving import admin_key
 from tests.full_disk import REASON, room_for
 
 SMALL = ["--model", "small", "--lanes", "1", "--max-seq-len", "64"]
@@ -107,7 +107,7 @@ def test_the_admin_key_is_whole_or_not_there_and_never_empty(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
     assert admin_key(file) == admin_key(file)
     file.write_text("\n")
-    with pytest.raises(RejectedError, match="at least 16 characters, found 0"):
+    with pytest.raises(RejectedError, match="32 bytes in hex, found 1 char"):
         admin_key(file)
 
 

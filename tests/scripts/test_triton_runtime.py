@@ -47,7 +47,7 @@ def test_the_command_names_models_ports_and_guards_the_control_api(launch: Trito
     assert {"--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"} <= set(
         command
     )
-    guard = "model-repository,shared-memory,trace,logging:admin-key=sesame"
+    guard = "model-repository,shared-memory,trace,logging,statistics:admin-key=sesame"
     assert {f"--http-restricted-api={guard}", f"--grpc-restricted-protocol={guard}"} <= set(command)
     assert "--backend-config=python,shm-region-prefix-name=tensorcache-1-abcd_" in command
 
