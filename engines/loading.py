@@ -35,7 +35,8 @@ from engines.trust import TrustSettings
 from engines.version_folder import CURRENT, RELEASES
 
 TOKENIZER = "tokenizer.json"
-_DIGEST = re.compile(rb"([0-9a-f]{64})\n?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CURRENT = re.compile(rb"([0-9a-f]{64})\n?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def _require_keys(trust: TrustSettings) -> None:
 def _published(version_dir: Path, digest: str | None) -> Iterator[tuple[ReleaseFolder, str]]:
     with ReleaseFolder.open(version_dir, follow=True) as version:
         name = _read_current(version) if digest is None else digest
-        if not _DIGEST.fullmatch(name.encode()):
+        if not _DIGEST.fullmatch(name):
             raise ReleaseError("digest", expected="64 hex digits", found=shown(name))
         with version.folder(RELEASES) as releases, releases.folder(name) as folder:
             yield folder, name
@@ -275,7 +276,7 @@ def _read_current(version: ReleaseFolder) -> str:
     except ReleaseError as error:
         found = f"{error.found} (publish a release with `tensorcache deploy`)"
         raise ReleaseError("current", expected=f"{error.expected} in {version.path}", found=found) from None
-    match = _DIGEST.fullmatch(data)
+    match = _CURRENT.fullmatch(data)
     if match is None:
         found = shown(data.decode("latin-1"))
         raise ReleaseError(

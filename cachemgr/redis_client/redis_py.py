@@ -69,8 +69,14 @@ class BoundedReader:
         self._reader = reader
         self._error = error
         self._last = b""
-        self.gets = reader.gets
         self.has_data = reader.has_data
+
+    def gets(self, *decode: bool) -> Any:
+        """See hiredis; the protocol's error also for what is no value here: a map whose key is a list."""
+        try:
+            return self._reader.gets(*decode)
+        except (MemoryError, TypeError, ValueError) as error:
+            raise self._error(f"an answer that is no value: {type(error).__name__}") from None
 
     def feed(self, data: bytes) -> None:
         """Take bytes; the protocol's error where they announce or bring too much."""
