@@ -102,7 +102,9 @@ def test_without_secrets_there_is_no_credential_and_the_reason_is_kept(home: Pat
     key = probe_key(home / "tensorcache.toml")
     assert key.credential is None
     assert "expected mode 0600" in key.missing
-    assert "expected a readable tensorcache.toml" in probe_key(home / "nothing.toml").missing
+    assert "nothing.toml is not there" in probe_key(home / "nothing.toml").missing
+    (home / "tensorcache.toml").write_text("[secrets")
+    assert "expected TOML" in probe_key(home / "tensorcache.toml").missing
 
 
 def test_a_probe_shows_the_credential_of_its_home(home: Path, server: StandInServer, capsys: Capture) -> None:

@@ -38,7 +38,8 @@ def test_a_shell_reads_the_key_which_is_not_printed(home: Path, capsys: Capture)
     assert key not in text
     expected = [
         f"--model-repository={home}/model_repository", f"--backend-directory={home}/backends",
-        "--model-control-mode=explicit", "--load-model=small", *where_flags(TritonAddress()), *door_flags(key),
+        "--model-control-mode=explicit", "--load-model=small",
+        *where_flags(TritonAddress()), *door_flags(key),
     ]  # fmt: skip
     assert words(text) == expected
     assert len(text.splitlines()) == len(expected)
