@@ -10,12 +10,10 @@ Threads: the IO thread.
 
 import asyncio
 import logging
-import ssl
 from random import Random
 
 from cachemgr.cluster.bulk.server import BulkServer
 from cachemgr.cluster.bulk.tickets import Tickets
-from cachemgr.cluster.bulk.tls import server_context
 from cachemgr.cluster.contract import Membership, Spawn
 from cachemgr.cluster.control.grpc_service import GrpcServer
 from cachemgr.cluster.control.messages import FormatStatus, NodeStatus
@@ -28,7 +26,7 @@ from cachemgr.cluster.moves.handover import Handover
 from cachemgr.cluster.moves.mover import Mover
 from cachemgr.cluster.moves.repair import Repair
 from cachemgr.cluster.outward import Outward
-from cachemgr.cluster.settings import ClusterSettings, split_address
+from cachemgr.cluster.settings import split_address
 from cachemgr.contract import BlockHash
 from cachemgr.host_contract import HostStore
 from cachemgr.redis_address import RedisAddress
@@ -63,7 +61,7 @@ class Listening:
             tickets=tickets,
             rings=rings,
             settings=settings,
-            tls=_server_tls(settings),
+            certificates=outward.certificates,
             on_read=self._on_read,
             hot_of=self._hot.extra,
         )
@@ -82,7 +80,7 @@ class Listening:
             host=outward.host,
             clock=clock,
         )
-        self._server = GrpcServer(self._control.handlers(), settings=settings)
+        self._server = GrpcServer(self._control.handlers(), certificates=outward.certificates)
         self._joining: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -122,6 +120,7 @@ class Listening:
             **self._balance.counters(),
             "cluster_hot_segments": float(len(self._hot.hot())),
             "cluster_bulk_pinned_bytes": float(self._bulk.pinned_nbytes),
+            "cluster_foreign_callers_total": float(self._bulk.foreign + self._server.foreign),
             "vnode_qps": max(rates, default=0.0),
         }
 
@@ -197,10 +196,3 @@ def _membership(outward: Outward) -> Membership:
     client = RedisClient(RedisAddress.parse(settings.redis), timeout_s=settings.call_s)
     store = RedisRingStore(client, cluster=outward.cluster, alive_s=_ALIVE_BEATS * _BEAT_S)
     return RedisMembers(me, store, replicas=settings.replicas, random=Random())
-
-
-def _server_tls(settings: ClusterSettings) -> ssl.SSLContext | None:
-    """The client's side read the same files, and said what was wrong with them."""
-    if not settings.tls_cert:
-        return None
-    return server_context(settings.tls_cert, settings.tls_key, settings.tls_ca)

@@ -4,16 +4,16 @@ Threads: the IO thread.
 """
 
 import logging
-import ssl
 import time
 from pathlib import Path
 from random import Random
 
-from cachemgr.cluster.background import Pace
+from cachemgr.cluster.background import Background, Pace
 from cachemgr.cluster.bulk.client import BulkClient
-from cachemgr.cluster.bulk.tls import client_context
+from cachemgr.cluster.certificates import certificates_of
+from cachemgr.cluster.certificates.current import LOOK_S
 from cachemgr.cluster.control.client import ControlClient
-from cachemgr.cluster.control.grpc_service import GrpcChannel
+from cachemgr.cluster.control.grpc_service import Channel, GrpcChannel, UnreachableChannel
 from cachemgr.cluster.control.host_token import host_token
 from cachemgr.cluster.control.peer import Bulk, ConnectedPeer, OpenDoor
 from cachemgr.cluster.control.peers import ConnectedPeers
@@ -24,8 +24,7 @@ from cachemgr.cluster.moves.giver import Giver
 from cachemgr.cluster.moves.replicator import CopiesObserver, Replicator
 from cachemgr.cluster.node_lock import NodeLock, NodeRingFile
 from cachemgr.cluster.rings import RingsInForce
-from cachemgr.cluster.settings import ClusterSettings
-from cachemgr.errors import SettingsError
+from cachemgr.cluster.settings import ClusterSettings, is_loopback
 from cachemgr.host_contract import HostStore
 from cachemgr.ring import NodeId, NodeSpec, Ring, crowded_domain, first_state
 from cachemgr.settings import CacheSettings
@@ -49,7 +48,8 @@ class Outward:
         self.settings = settings
         self.host = host_token(Path(cache.directory))
         self.clock = time.monotonic
-        self._tls = _client_tls(settings)
+        self.certificates = certificates_of(settings, cluster=cache.cluster, node=cache.node)
+        self._certificate_watch = Background("certificates", self._look_at_certificates)
         self.me = NodeSpec(cache.node, settings.address, settings.domain, settings.weight)
         self.stores: dict[bytes, HostStore] = {}
         self._ring_file = NodeRingFile(Path(settings.state_dir) / "ring.json", lock)
@@ -63,6 +63,8 @@ class Outward:
         self.rings.listen(self._warn_of_crowding)
         self.peers = ConnectedPeers(rings=self.rings, make=self._peer, settings=settings, clock=self.clock)
         self.peers.start()
+        if self.certificates is not None:
+            self._certificate_watch.start()
         self._hints = HotHints(settings=settings, clock=self.clock)
         self._repair = ReadRepair(self.peers, self.new_giver(), clock=self.clock)
         self.fetcher = Fetcher(
@@ -94,8 +96,10 @@ class Outward:
 
     def counters(self) -> dict[str, float]:
         """Totals (`cluster_…_total`) and gauges (every other name)."""
+        ends = self.certificates
         return {
             "cluster_epoch": float(self.rings.version.epoch),
+            **({"cluster_certificate_expires_seconds": ends.expires_s} if ends is not None else {}),
             **self.peers.counters(),
             **self.fetcher.counters(),
             **self._repair.counters(),
@@ -110,6 +114,7 @@ class Outward:
 
     async def close(self) -> None:
         """End what is on its way, then let go of the other nodes. Idempotent."""
+        await self._certificate_watch.close()
         await self.fetcher.close()
         await self._repair.close()
         await self.replicator.close()
@@ -128,7 +133,7 @@ class Outward:
             address,
             cluster=self.cluster,
             rings=self.rings,
-            connect=lambda target: GrpcChannel(target, settings=self.settings),
+            connect=lambda target: self._channel(node, target),
             call_s=self.settings.call_s,
             clock=self.clock,
         )
@@ -142,6 +147,17 @@ class Outward:
             clock=self.clock,
         )
 
+    def _channel(self, node: NodeId, address: str) -> Channel:
+        """To that node and no other. A ring may name addresses on a network: in the clear none is dialled."""
+        if self.certificates is None and not is_loopback(address):
+            return UnreachableChannel(address)
+        return GrpcChannel(address, certificates=self.certificates, node=node)
+
+    async def _look_at_certificates(self) -> float:
+        assert self.certificates is not None, "the watch is started with certificates only"
+        self.certificates.look()
+        return LOOK_S
+
     def _bulk(self, node: NodeId, open_door: OpenDoor) -> Bulk:
         return BulkClient(
             node,
@@ -149,15 +165,5 @@ class Outward:
             open_channel=open_door,
             rings=self.rings,
             settings=self.settings,
-            tls=self._tls,
+            certificates=self.certificates,
         )
-
-
-def _client_tls(settings: ClusterSettings) -> ssl.SSLContext | None:
-    if not settings.tls_cert:
-        return None
-    try:
-        return client_context(settings.tls_cert, settings.tls_key, settings.tls_ca)
-    except (OSError, ssl.SSLError) as error:
-        files = (settings.tls_cert, settings.tls_key, settings.tls_ca)
-        raise SettingsError("tls_cert, tls_key, tls_ca", f"must be PEM files ({error})", files) from None

@@ -26,7 +26,9 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas             copies beside the primary, for epoch 1; later `tensorcache ring replicas`
     state_dir            where ring.json is kept
     same_host            read peers of this host through their arenas; off: over TCP like everyone else
-    tls_cert, tls_key, tls_ca    PEM files; needed off loopback (bulk_plaintext: not for shard bytes)
+    tls_cert, tls_key, tls_ca    PEM files (`tensorcache cert`); needed off loopback, used on it, too;
+                         new ones are taken while the node runs
+    bulk_plaintext       shard bytes, and the tickets that open their connections, cross networks in the clear
     """
 
     listen: str = ""
@@ -83,9 +85,11 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tls = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(tls) and not all(tls):
             raise SettingsError("tls_cert, tls_key, tls_ca", "must be set all together or not at all", tls)
-        if self.listen and not all(tls) and not is_loopback(self.listen):
-            problem = "must be a loopback address unless tls_cert, tls_key and tls_ca are set"
-            raise SettingsError("listen", problem, self.listen)
+        for field in ("listen", "advertise"):
+            address = getattr(self, field)
+            if self.listen and address and not all(tls) and not is_loopback(address):
+                problem = "must be a loopback address unless tls_cert, tls_key and tls_ca are set"
+                raise SettingsError(field, problem, address)
 
     def __repr__(self) -> str:
         """Without the password that `redis` may have."""

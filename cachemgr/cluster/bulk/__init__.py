@@ -9,7 +9,7 @@
     └ watch            deadlines of answers
     channel            what both ends have: `inbox` and `outbox` of frames
     frames             what lies on the wire, and what trouble is;  `messages`, `hello` what is in it
-    streams, tls       sockets, plain and encrypted
+    streams, ages      sockets, plain and encrypted; how long encrypted ones live
 
 Threads: the IO thread.
 """

@@ -14,10 +14,10 @@ network. Threads: the IO thread.
 """
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from cachemgr.cluster.bulk.ages import ConnectionAges
 from cachemgr.cluster.bulk.client_calls import ClientCall, GetCall, PutCall, is_here
 from cachemgr.cluster.bulk.client_channel import ClientChannel
 from cachemgr.cluster.bulk.frames import REQUEST_BLOCKS, PeerTrouble
@@ -27,6 +27,7 @@ from cachemgr.cluster.bulk.messages import Ended, Places, Request, encode, join_
 from cachemgr.cluster.bulk.opening import BulkDoor, open_stream
 from cachemgr.cluster.bulk.same_host import PeerArenas, bring
 from cachemgr.cluster.bulk.watch import AnswerWatch
+from cachemgr.cluster.certificates import Certificates
 from cachemgr.cluster.contract import Fetched, Rings
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
@@ -59,7 +60,7 @@ class BulkClient:
         open_channel: OpenChannel,
         rings: Rings,
         settings: ClusterSettings,
-        tls: ssl.SSLContext | None = None,
+        certificates: Certificates | None = None,
         versions: tuple[int, int] = WIRE_VERSIONS,
     ) -> None:
         """`open_channel` asks the peer's control service for a door; PeerTrouble or OSError if there is
@@ -70,7 +71,7 @@ class BulkClient:
         self._open_channel = open_channel
         self._rings = rings
         self._settings = settings
-        self._tls = tls
+        self._certificates = certificates
         self._versions = versions
         self._loop = asyncio.get_running_loop()
         self._turns = asyncio.Semaphore(IN_FLIGHT)
@@ -78,6 +79,7 @@ class BulkClient:
         """The one that takes new requests."""
         self._channels: set[ClientChannel] = set()
         """All that are open, retired ones too."""
+        self._ages = ConnectionAges(certificates, loop=self._loop)
         self._opening: asyncio.Task[PeerTrouble | None] | None = None
         self._arenas = PeerArenas()
         self.in_place = False
@@ -138,6 +140,7 @@ class BulkClient:
     async def close(self) -> None:
         """End every call and connection. Idempotent."""
         self._closed = True
+        self._ages.close()
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
@@ -283,25 +286,35 @@ class BulkClient:
         again.
         """
         door = await self._open_channel()
+        generation = self._ages.generation
         try:
             stream, wire = await open_stream(
                 door, node=self.node, hello=Hello(self._versions, door.ticket, self._me),
-                tls=self._tls, plaintext=self._settings.bulk_plaintext,
+                certificates=self._certificates, plaintext=self._settings.bulk_plaintext,
             )  # fmt: skip
         except OSError:
             if not again:
                 raise
             return await self._enter(again=False)
         self.in_place = door.same_host and self._settings.same_host
-        self._channel = ClientChannel(
+        self._channel = channel = ClientChannel(
             stream, rings=self._rings, wire=wire, patience_s=self._settings.lease_s,
-            retired=self._on_retired, ended=self._channels.discard,
+            retired=self._on_retired, ended=self._on_ended,
         )  # fmt: skip
-        self._channels.add(self._channel)
+        self._channels.add(channel)
+        if door.tls:
+            too_old = PeerTrouble("broken", "its certificates are in force no more")
+            self._ages.add(
+                channel, generation=generation, leave=channel.retire, end=lambda: channel.fail(too_old)
+            )
 
     def _on_retired(self, channel: ClientChannel) -> None:
         if self._channel is channel:
             self._channel = None
+
+    def _on_ended(self, channel: ClientChannel) -> None:
+        self._channels.discard(channel)
+        self._ages.discard(channel)
 
 
 def _parts(blocks: Sequence[_Block], payload_nbytes: int) -> list[Sequence[_Block]]:

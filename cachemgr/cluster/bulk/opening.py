@@ -1,11 +1,14 @@
 """Opens a bulk connection: through the door that the control service named, with its ticket.
 
-Invariant: a ticket crosses a network only inside TLS, unless the settings allow plaintext; the peer's word
-does not count for that. Who answers must be the node that was meant.
+Invariants
+- A ticket crosses a network only inside TLS, unless the settings allow plaintext; the peer's word does not
+  count for that. With certificates there is no connection without TLS, on loopback neither.
+- Who answers must be the node that was meant: inside TLS its certificate says so, before it sees the ticket.
+- Nobody between the two can talk them down to an older wire version: inside TLS nobody changes the Hello.
+
 Threads: the IO thread.
 """
 
-import ssl
 from dataclasses import dataclass
 
 from cachemgr.cluster.bulk.frames import MalformedFrame, PeerTrouble
@@ -18,6 +21,7 @@ from cachemgr.cluster.bulk.hello import (
     parse_welcome,
 )
 from cachemgr.cluster.bulk.streams import Stream, connect, fill, send_all
+from cachemgr.cluster.certificates import Certificates, ForeignCertificate, dns_name
 from cachemgr.cluster.settings import is_loopback
 from cachemgr.errors import SettingsError
 from cachemgr.ring import NodeId
@@ -36,7 +40,7 @@ class BulkDoor:
 
 
 async def open_stream(
-    door: BulkDoor, *, node: NodeId, hello: Hello, tls: ssl.SSLContext | None, plaintext: bool
+    door: BulkDoor, *, node: NodeId, hello: Hello, certificates: Certificates | None, plaintext: bool
 ) -> tuple[Stream, int]:
     """A stream that `node` has let us in by, and the wire version spoken on it. PeerTrouble or OSError if
     not.
@@ -47,12 +51,18 @@ async def open_stream(
         loopback = is_loopback(_address(door))
     except SettingsError as error:
         raise PeerTrouble("malformed", f"the door's {error}") from None
-    if not door.tls and not (plaintext or loopback):
+    if not door.tls and not (plaintext or (loopback and certificates is None)):
         raise PeerTrouble("plaintext", f"{door.host} offers no TLS, and bulk_plaintext is off")
-    if door.tls and tls is None:
+    if not door.tls:
+        stream = await connect(door.host, door.port, tls=None)
+    elif certificates is None:
         raise PeerTrouble("plaintext", f"{door.host} wants TLS, and no certificate is set")
-    stream = await connect(door.host, door.port, tls=tls if door.tls else None)
+    else:
+        name, context = dns_name(certificates.cluster, node), certificates.loaded.client
+        stream = await connect(door.host, door.port, tls=context, name=name)
     try:
+        if certificates is not None and door.tls:
+            _check_identity(stream, node, certificates)
         await send_all(stream, pack_hello(hello))
         answer = bytearray(WELCOME_NBYTES)
         await fill(stream, memoryview(answer))
@@ -60,6 +70,15 @@ async def open_stream(
     except BaseException:
         stream.close()
         raise
+
+
+def _check_identity(stream: Stream, node: NodeId, certificates: Certificates) -> None:
+    try:
+        found = certificates.node_of(stream.certificate, pem=False)
+    except ForeignCertificate as error:
+        raise PeerTrouble("refused", str(error)) from None
+    if found != node:
+        raise PeerTrouble("refused", f"expected the certificate of node {node}, found that of {found}")
 
 
 def _judge(answer: bytes, node: NodeId, versions: tuple[int, int]) -> int:

@@ -3,7 +3,8 @@
 Invariants
 - A stranger costs a socket and one fixed-size read, for a few seconds at most; few are let wait at a time,
   and the one that has waited longest makes room.
-- Off loopback there is TLS, or nothing is served, unless the settings allow plaintext.
+- With certificates there is TLS, and who comes is the node that his certificate names. Without, only loopback
+  is served, unless the settings allow plaintext.
 - After `drain` or `close` no task, socket, pin or lease is left.
 Threads: the IO thread.
 """
@@ -11,10 +12,10 @@ Threads: the IO thread.
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable
 from functools import partial
 
+from cachemgr.cluster.bulk.ages import ConnectionAges
 from cachemgr.cluster.bulk.frames import MalformedFrame
 from cachemgr.cluster.bulk.hello import (
     BAD_TICKET,
@@ -35,6 +36,7 @@ from cachemgr.cluster.bulk.server_connection import ServerConnection, Serving
 from cachemgr.cluster.bulk.streams import Stream, fill, send_all, tune, wrap
 from cachemgr.cluster.bulk.tickets import Tickets
 from cachemgr.cluster.bulk.transfer_leases import TransferLeases
+from cachemgr.cluster.certificates import Certificates, ForeignCertificate
 from cachemgr.cluster.contract import Rings
 from cachemgr.cluster.settings import ClusterSettings, is_loopback
 from cachemgr.contract import BlockHash
@@ -71,7 +73,7 @@ class BulkServer:
         tickets: Tickets,
         rings: Rings,
         settings: ClusterSettings,
-        tls: ssl.SSLContext | None = None,
+        certificates: Certificates | None = None,
         on_read: OnRead = _count_nothing,
         hot_of: Callable[[BlockHash], int] = _never_hot,
         pinned_nbytes: int = PINNED_NBYTES,
@@ -85,8 +87,10 @@ class BulkServer:
         self._tickets = tickets
         self._rings = rings
         self._settings = settings
-        self._certified = tls
-        self._tls: ssl.SSLContext | None = None
+        self._certificates = None if settings.bulk_plaintext else certificates
+        self._ages = ConnectionAges(self._certificates, loop=loop)
+        self.foreign = 0
+        """Who came with a certificate that is not that of the node he said he is."""
         self._versions = versions
         self._serving = Serving(
             stores, rings, settings,
@@ -104,8 +108,8 @@ class BulkServer:
 
     @property
     def tls(self) -> bool:
-        """True if clients must speak TLS: for the door. Known after `start`."""
-        return self._tls is not None
+        """True if clients must speak TLS: for the door."""
+        return self._certificates is not None
 
     @property
     def leases(self) -> TransferLeases:
@@ -122,11 +126,9 @@ class BulkServer:
         set.
         """
         loopback = is_loopback(f"[{host}]:0" if ":" in host else f"{host}:0")
-        if not loopback and not self._settings.bulk_plaintext:
-            if self._certified is None:
-                problem = "must be set, or bulk_plaintext, off loopback"
-                raise SettingsError("tls_cert, tls_key, tls_ca", problem, host)
-            self._tls = self._certified
+        if not (loopback or self.tls or self._settings.bulk_plaintext):
+            problem = "must be set, or bulk_plaintext, off loopback"
+            raise SettingsError("tls_cert, tls_key, tls_ca", problem, host)
         found = await self._loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
@@ -160,6 +162,7 @@ class BulkServer:
     async def close(self) -> None:
         """End every connection at once. Idempotent."""
         self._stop_listening()
+        self._ages.close()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -207,6 +210,7 @@ class BulkServer:
 
     async def _serve(self, sock: socket.socket) -> None:
         """One connection, from its first byte to its last."""
+        generation = self._ages.generation
         try:
             admitted = await self._admit(sock)
         except (OSError, TimeoutError, MalformedFrame) as error:
@@ -222,6 +226,7 @@ class BulkServer:
         stream, hello, wire = admitted
         connection = ServerConnection(stream, node=hello.node, wire=wire, serving=self._serving)
         self._connections.add(connection)
+        self._ages.add(connection, generation=generation, leave=connection.go_away, end=connection.close)
         if self._draining:
             connection.go_away()
         try:
@@ -232,17 +237,19 @@ class BulkServer:
             log.debug("bulk channel: %s left: %s", hello.node, error)
         finally:
             self._connections.discard(connection)
+            self._ages.discard(connection)
 
     async def _admit(self, sock: socket.socket) -> tuple[Stream, Hello, int] | None:
         """Read who comes; None if he is not let in."""
         stream: Stream | None = None
         try:
             async with asyncio.timeout(HELLO_S):
-                stream = await wrap(sock, tls=self._tls)
+                tls = self._certificates.loaded.server if self._certificates is not None else None
+                stream = await wrap(sock, tls=tls)
                 data = bytearray(HELLO_NBYTES)
                 await fill(stream, memoryview(data))
                 hello = parse_hello(bytes(data))
-                welcome = self._welcome(hello)
+                welcome = self._welcome(hello, stream)
                 await send_all(stream, pack_welcome(welcome))
         except BaseException:
             if stream is None:
@@ -255,12 +262,28 @@ class BulkServer:
             return None
         return stream, hello, welcome.version
 
-    def _welcome(self, hello: Hello) -> Welcome:
+    def _welcome(self, hello: Hello, stream: Stream) -> Welcome:
         me = self._rings.node
-        if not self._tickets.redeem(hello.ticket, hello.node):
+        # a ticket is used up by whoever shows it, also if his certificate is another node's
+        redeemed = self._tickets.redeem(hello.ticket, hello.node)
+        if not (self._proven(hello, stream) and redeemed):
             return Welcome(0, BAD_TICKET, me)
         if len(self._connections) >= CONNECTIONS:
             return Welcome(0, FULL, me)
         version = common_version(self._versions, hello.versions)
         return Welcome(version, WELCOME if version else NO_VERSION, me)
 
+    def _proven(self, hello: Hello, stream: Stream) -> bool:
+        """Is he who he says, as far as that can be told: without certificates his ticket says it alone."""
+        if self._certificates is None:
+            return True
+        try:
+            node = self._certificates.node_of(stream.certificate, pem=False)
+        except ForeignCertificate as error:
+            self.foreign += 1
+            log.debug("bulk channel: %s", error)
+            return False
+        if node != hello.node:
+            self.foreign += 1
+            log.debug("bulk channel: the certificate of node %s came as node %s", node, hello.node)
+        return node == hello.node

@@ -34,6 +34,11 @@ class StreamEnded(ConnectionError):
 class Stream(Protocol):
     """A byte stream over one socket."""
 
+    @property
+    def certificate(self) -> bytes:
+        """What the other side showed, DER; empty if it showed none."""
+        ...
+
     def try_receive(self, into: memoryview) -> int:
         """Bytes received; 0 if none are there. StreamEnded at the end of the stream, OSError if it broke."""
         ...
@@ -71,6 +76,11 @@ class PlainStream:
         self._sending = False
         self._closed = False
         self._low_water = 1
+
+    @property
+    def certificate(self) -> bytes:
+        """As Stream."""
+        return b""
 
     def try_receive(self, into: memoryview) -> int:
         """As Stream."""
@@ -144,6 +154,11 @@ class TlsStream(PlainStream):
 
     _sock: ssl.SSLSocket
 
+    @property
+    def certificate(self) -> bytes:
+        """As Stream."""
+        return self._sock.getpeercert(binary_form=True) or b""
+
     def try_receive(self, into: memoryview) -> int:
         """As Stream."""
         try:
@@ -196,8 +211,11 @@ async def send_all(stream: Stream, data: bytes) -> None:
             await _sendable(stream)
 
 
-async def connect(host: str, port: int, *, tls: ssl.SSLContext | None) -> Stream:
-    """A stream to `host`; OSError (ssl.SSLError is one) if there is none. The caller has a deadline."""
+async def connect(host: str, port: int, *, tls: ssl.SSLContext | None, name: str = "") -> Stream:
+    """A stream to `host`; OSError (ssl.SSLError is one) if there is none. The caller has a deadline.
+
+    `name`: which the certificate shown there must have, within TLS.
+    """
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -209,7 +227,7 @@ async def connect(host: str, port: int, *, tls: ssl.SSLContext | None) -> Stream
         sock.setblocking(False)
         tune(sock, host)
         await loop.sock_connect(sock, address)
-        return await wrap(sock, tls=tls, server_name=host)
+        return await wrap(sock, tls=tls, server_name=name or host)
     except BaseException:
         sock.close()
         raise

@@ -1,7 +1,8 @@
 """Tickets that open bulk connections: random, for one node, good once and for five seconds.
 
 Invariant: at most a fixed number wait; a new one makes the oldest worthless, so that asking for many costs
-nothing. Threads: the IO thread.
+nothing. A ticket is looked up, not compared: how long that takes depends on its hash, which is keyed anew in
+every process, and says nothing about how much of a guess was right. Threads: the IO thread.
 """
 
 import secrets

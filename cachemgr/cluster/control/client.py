@@ -166,6 +166,8 @@ class ControlClient:
         except ControlTrouble as trouble:
             if trouble.kind in (Trouble.LOST, Trouble.REFUSED) and method is not HELLO:
                 self._hello = self.greeted = None
+            if trouble.kind is Trouble.BUSY and self._shown != self._rings.version:
+                self._exchange(method)  # it may not know yet that we are on the ring
             raise
         self._learn(method, reply)
         return reply
@@ -174,14 +176,17 @@ class ControlClient:
         self.draining = reply.draining
         if reply.ring:
             self._install(reply.ring)
-        if method is HELLO or method is RING or self._exchanging or self._closed:
-            return
         ours = self._rings.version
         behind = reply.version < ours and self._shown != ours  # shown once, theirs to take
         if reply.version > ours or behind:
-            self._shown = ours
-            self._exchanging = True
-            self._go(self._exchange_beside())
+            self._exchange(method)
+
+    def _exchange(self, after: Method[Any, Any]) -> None:
+        if after is HELLO or after is RING or self._exchanging or self._closed:
+            return
+        self._shown = self._rings.version
+        self._exchanging = True
+        self._go(self._exchange_beside())
 
     def _install(self, encoded: bytes) -> None:
         """A ring we cannot read may be a newer release's: no reason to fail the call that brought it."""

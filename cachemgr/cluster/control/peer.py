@@ -50,6 +50,7 @@ _BULK_KINDS: dict[Trouble, TroubleKind] = {
     Trouble.GARBAGE: "malformed",
     Trouble.BUSY: "busy",
     Trouble.WIRE: "versions",
+    Trouble.PLAINTEXT: "plaintext",
 }
 
 _log = logging.getLogger(__name__)

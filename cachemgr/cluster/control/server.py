@@ -4,7 +4,8 @@
     whether we are leaving, and our ring if the asker's is older
 
 Invariants
-- A node of another cluster learns nothing and changes nothing.
+- A node of another cluster learns nothing and changes nothing. With certificates, a node is who its
+  certificate says; that of a node on no ring we know opens no bulk connection, and lists and drops no blocks.
 - A node that drains still answers everything; every reply says that it drains.
 - No handler waits for another node but that of a proposed ring, which membership bounds.
 
@@ -154,10 +155,10 @@ class ControlServer:
         }
 
     def _answering(self, method: Method[Q, R], handle: Callable[[Q], Awaitable[R]]) -> Handler:
-        async def answer(data: bytes) -> bytes:
+        async def answer(data: bytes, caller: NodeId | None = None) -> bytes:
             try:
                 request = method.decode_request(data)
-                self._judge(method, request)
+                self._judge(method, request, caller)
                 reply = await handle(request)
             except (MessageError, RingError) as error:
                 self._count("refused")
@@ -170,12 +171,22 @@ class ControlServer:
 
         return answer
 
-    def _judge(self, method: Method[Any, Any], request: Request) -> None:
+    def _judge(self, method: Method[Any, Any], request: Request, caller: NodeId | None) -> None:
         if request.cluster != self._cluster:
             raise ControlTrouble(Trouble.CLUSTER, f"this node is not of cluster {request.cluster!r}")
         low, high = self._wires
         if method is not HELLO and not low <= request.wire <= high:
             raise ControlTrouble(Trouble.WIRE, f"wire versions {low}..{high} are spoken, not {request.wire}")
+        if caller is None:
+            return
+        needs_ring = method is OPEN or method is PULL
+        if request.node != caller and (request.node or needs_ring):  # people ask as nobody
+            text = f"the certificate of node {caller} came as node {request.node!r}"
+            raise ControlTrouble(Trouble.IDENTITY, text)
+        if needs_ring and not self._on_a_ring(caller):
+            # its certificate is good: it may be joining, by a ring newer than ours. Shown that, we go by it
+            text = f"node {caller} is on no ring that is known here: show yours, and ask again"
+            raise ControlTrouble(Trouble.BUSY, text)
 
     def _headed(self, request: Request, reply: Reply) -> Reply:
         reply.epoch, reply.digest = self._rings.version
@@ -184,6 +195,13 @@ class ControlServer:
         if request.wire >= WIRE_WITH_RING and request.version < self._rings.version and not shown:
             reply.ring = self._rings.encoded
         return reply
+
+    def _on_a_ring(self, node: NodeId) -> bool:
+        """One that a change took off the ring gives its blocks away for a while: `earlier` is as good."""
+        if not self._rings.known:
+            return False
+        rings = (self._rings.ring, *self._rings.earlier)
+        return any(node == spec.id for ring in rings for spec in ring.state.nodes)
 
     def _require_ring(self) -> None:
         """What works by the ring waits for the first one: the bulk channel, and changes."""

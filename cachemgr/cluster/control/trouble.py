@@ -7,6 +7,7 @@ Of the other side:
     CLUSTER    a node of another cluster    WIRE      a wire version it does not speak
     IDENTITY   another node than expected   INVALID   it refuses what we sent
     UNKNOWN    a method it does not have    CLOSED    we are closing
+    PLAINTEXT  not asked: it is not on this host, and we have no certificates
 """
 
 from enum import Enum
@@ -29,12 +30,13 @@ class Trouble(Enum):
     INVALID = "invalid"
     UNKNOWN = "unknown_method"
     CLOSED = "closed"
+    PLAINTEXT = "plaintext"
 
 
 ANSWERED = frozenset({Trouble.CLUSTER, Trouble.WIRE, Trouble.IDENTITY, Trouble.INVALID, Trouble.UNKNOWN})
 """The node is up; it just did not do what was asked."""
 
-NO_PEER = frozenset({Trouble.CLUSTER, Trouble.WIRE, Trouble.IDENTITY})
+NO_PEER = frozenset({Trouble.CLUSTER, Trouble.WIRE, Trouble.IDENTITY, Trouble.PLAINTEXT})
 """What answers there is no peer of ours until somebody changes it."""
 
 

@@ -1,7 +1,6 @@
 """Two nodes and the bulk channel between them: real stores, real sockets, no control service."""
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from cachemgr.cluster.bulk.client import BulkClient
 from cachemgr.cluster.bulk.opening import BulkDoor
 from cachemgr.cluster.bulk.server import BulkServer
 from cachemgr.cluster.bulk.tickets import Tickets
+from cachemgr.cluster.certificates import Certificates
 from cachemgr.cluster.contract import Fetched, RingListener
 from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockFormat, BlockHash
@@ -95,7 +95,7 @@ async def pair(
     server: dict[str, Any] | None = None,
     client: dict[str, Any] | None = None,
     door: Callable[[BulkDoor], BulkDoor] = lambda door: door,
-    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+    certificates: tuple[Certificates | None, Certificates | None] = (None, None),
     listen: str = "127.0.0.1",
     owner: Node | None = None,
     reader: Node | None = None,
@@ -118,7 +118,7 @@ async def pair(
     reads: list[tuple[BlockHash, int, int]] = []
     served = BulkServer(
         {owner.store.format_id: owner.store}.get, tickets=tickets, rings=owner_rings,
-        settings=settings(**changes | (server or {})), tls=tls[0] if tls else None,
+        settings=settings(**changes | (server or {})), certificates=certificates[0],
         on_read=lambda *read: reads.append(read), hot_of=lambda segment: (hot or {}).get(segment, 0),
         versions=server_versions, pinned_nbytes=pinned_nbytes,
     )  # fmt: skip
@@ -134,7 +134,7 @@ async def pair(
 
     asking = BulkClient(
         OWNER, me=READER, open_channel=open_channel, rings=reader_rings,
-        settings=settings(**changes | (client or {})), tls=tls[1] if tls else None, versions=versions,
+        settings=settings(**changes | (client or {})), certificates=certificates[1], versions=versions,
     )  # fmt: skip
     try:
         yield Pair(

@@ -10,6 +10,7 @@ from typing import Any
 from cachemgr.cluster.bulk.frames import PeerTrouble
 from cachemgr.cluster.bulk.opening import BulkDoor
 from cachemgr.cluster.bulk.tickets import Tickets
+from cachemgr.cluster.certificates import Certificates
 from cachemgr.cluster.contract import Fetched
 from cachemgr.cluster.control.client import ControlClient
 from cachemgr.cluster.control.grpc_service import GrpcChannel, GrpcServer
@@ -22,6 +23,7 @@ from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.contract import BlockHash
 from cachemgr.ring import NodeId, NodeSpec, RingFile, RingState, Version, first_state
 from cachemgr.shard import BlockAddress
+from tests.cachemgr.cluster.certificates import Authority
 from tests.cachemgr.cluster.control.clock import TurnedClock
 from tests.cachemgr.cluster.control.stores import DictStore
 from tests.free_ports import free_ports
@@ -106,6 +108,10 @@ class Node:
         self.clock: TurnedClock | None = options.pop("clock", None)
         self.wires: tuple[int, int] = options.pop("wires", (1, 2))
         self.cluster: str = options.pop("cluster", CLUSTER)
+        self.certificates: Certificates | None = options.pop("certificates", None)
+        authority: Authority | None = options.pop("authority", None)
+        if authority is not None:
+            self.certificates = authority.certificates(self.id)
         self.settings = settings(**options)
         self.store = DictStore()
         self.stores: dict[bytes, Any] = {self.store.format_id: self.store}
@@ -135,7 +141,7 @@ class Node:
             host=HOST,
             wires=self.wires,
         )
-        self.server = GrpcServer(self.control.handlers())
+        self.server = GrpcServer(self.control.handlers(), certificates=self.certificates)
 
     async def start(self) -> "Node":
         await self.server.start(self.spec.address)
@@ -164,7 +170,7 @@ class Node:
             address,
             cluster=self.cluster,
             rings=self.rings,
-            connect=GrpcChannel,
+            connect=lambda to: GrpcChannel(to, certificates=self.certificates, node=node),
             call_s=self.settings.call_s,
             wires=self.wires,
             clock=self.time,

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,27 +11,26 @@ from cachemgr.cluster.control.grpc_service import GrpcChannel, GrpcServer, ask
 from cachemgr.cluster.control.host_token import host_token
 from cachemgr.cluster.control.messages import STATUS, StatusRequest
 from cachemgr.cluster.control.trouble import ControlTrouble, Trouble
-from cachemgr.cluster.settings import ClusterSettings
 from cachemgr.errors import SettingsError
-from tests.cachemgr.cluster.control.certificates import make_certificates
-from tests.cachemgr.cluster.control.nodes import CLUSTER, cluster, run, settings
+from cachemgr.ring import NodeId
+from tests.cachemgr.cluster.control.nodes import CLUSTER, cluster, run
 from tests.free_ports import free_ports
 
 
-async def echo(data: bytes) -> bytes:
+async def echo(data: bytes, _: NodeId | None) -> bytes:
     return data
 
 
-async def never(_: bytes) -> bytes:
+async def never(_: bytes, __: NodeId | None) -> bytes:
     await asyncio.Event().wait()
     return b""
 
 
-async def fails(_: bytes) -> bytes:
+async def fails(_: bytes, __: NodeId | None) -> bytes:
     raise ZeroDivisionError("a secret")
 
 
-async def refuses(_: bytes) -> bytes:
+async def refuses(_: bytes, __: NodeId | None) -> bytes:
     raise ControlTrouble(Trouble.CLUSTER, "not yours")
 
 
@@ -89,7 +87,7 @@ def test_a_server_that_closes_finishes_what_runs() -> None:
     async def test() -> None:
         began, end = asyncio.Event(), asyncio.Event()
 
-        async def slow(data: bytes) -> bytes:
+        async def slow(data: bytes, caller: NodeId | None) -> bytes:
             began.set()
             await end.wait()
             return data
@@ -127,41 +125,6 @@ def test_nobody_there_is_told_at_once_and_from_any_thread() -> None:
     with pytest.raises(ControlTrouble) as trouble:
         ask(f"127.0.0.1:{port}", STATUS, StatusRequest(), timeout_s=10.0)
     assert trouble.value.kind is Trouble.REFUSED
-
-
-def tls_settings(folder: Path, **changes: object) -> ClusterSettings:
-    return settings(**(asdict(make_certificates(folder)) | changes))
-
-
-def test_nodes_with_certificates_of_one_ca_talk(tmp_path: Path) -> None:
-    async def test() -> None:
-        ours = tls_settings(tmp_path / "ours")
-        server = GrpcServer(HANDLERS, settings=ours)
-        address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
-        channel = GrpcChannel(address, settings=ours)
-        assert await channel.call("Echo", b"hello", timeout_s=10.0) == b"hello"
-        await channel.close()
-        stranger = GrpcChannel(address, settings=tls_settings(tmp_path / "strangers"))
-        assert await kind_of(stranger, "Echo") is Trouble.LOST
-        await stranger.close()
-        plain = GrpcChannel(address)
-        assert await kind_of(plain, "Echo") is Trouble.LOST
-        await plain.close()
-        await server.close(0.0)
-
-    run(test)
-
-
-@pytest.mark.parametrize("field", ["tls_cert", "tls_key", "tls_ca"])
-def test_a_certificate_that_cannot_be_read_is_refused_by_name(tmp_path: Path, field: str) -> None:
-    async def test() -> None:
-        broken = tls_settings(tmp_path / "ours", **{field: str(tmp_path / "nowhere.pem")})
-        with pytest.raises(SettingsError, match=f"{field}: must be a readable PEM file"):
-            await GrpcServer(HANDLERS, settings=broken).start("127.0.0.1:0")
-        with pytest.raises(SettingsError, match=f"{field}: must be a readable PEM file"):
-            GrpcChannel("127.0.0.1:1", settings=broken)
-
-    run(test)
 
 
 def test_a_node_lives_and_ends_on_a_thread_of_its_own_again_and_again(

@@ -200,10 +200,10 @@ def test_hostile_bytes_are_refused_and_the_server_lives_on(tmp_path: Path) -> No
 def test_hostile_answers_are_misses(tmp_path: Path, answer: bytes) -> None:
     async def test() -> None:
         async with cluster(tmp_path, "a") as (a,):
-            async def hello(_: Any) -> bytes:
+            async def hello(_: Any, __: Any) -> bytes:
                 return encode_message(HelloReply(node="h", wire_min=1, wire_max=2))
 
-            async def other(_: Any) -> bytes:
+            async def other(_: Any, __: Any) -> bytes:
                 return answer
 
             (port,) = free_ports(1)

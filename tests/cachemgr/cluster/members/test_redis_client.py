@@ -11,7 +11,7 @@ from redis import exceptions
 from cachemgr.errors import SettingsError
 from cachemgr.redis_address import RedisAddress
 from cachemgr.redis_client import RedisClient, RedisTrouble
-from tests.cachemgr.cluster.control.certificates import make_certificates
+from tests.cachemgr.cluster.certificates import make_certificates
 from tests.free_ports import free_ports
 from tests.redis_server import RedisServer
 

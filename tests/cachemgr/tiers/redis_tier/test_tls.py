@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cachemgr.cluster.control.certificates import make_certificates
+from tests.cachemgr.cluster.certificates import make_certificates
 from tests.cachemgr.host import Host
 from tests.cachemgr.tiers.redis_tier.rig import tier_at, until_down
 from tests.cachemgr.tiers.rig import WIDE, Pair, addresses, chain_of, eventually, soon, whole_run
