@@ -10,6 +10,7 @@ from scripts import (
     bench,
     benchmarks,
     build,
+    cert,
     cluster,
     demo,
     deploy,
@@ -32,7 +33,7 @@ from scripts.refusals import one_line_errors
 
 VERBS = (
     build, keygen, sign, verify, deploy, rollback, releases, install, secret, serve, probe, demo, run,
-    benchmarks, cluster, ring, acl, simulate,
+    benchmarks, cluster, ring, cert, acl, simulate,
 )  # fmt: skip
 
 
