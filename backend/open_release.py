@@ -13,11 +13,14 @@ opened it, when the step loop has left it.
 from collections.abc import Callable
 from typing import Final
 
-from backend.asked import Asked
+import numpy as np
+import numpy.typing as npt
+
+from backend.asked import Asked, Inputs
 from backend.generation import Generation, ReplySink
 from backend.ledger import Ledger
 from backend.metrics import Reading
-from backend.parsing import RequestLimits, parse_generation
+from backend.parsing import RequestLimits, parse_generation, read_prefix
 from backend.sequence import Sequence, open_sequence
 from backend.stepper import Stepper
 from backend.text import TextModel
@@ -69,6 +72,10 @@ class OpenRelease:
             clock=clock,
             release=self.name,
         )
+
+    def read_prefix(self, inputs: Inputs) -> npt.NDArray[np.int64]:
+        """The tokens that prompts which go on from this one begin with. Raises InvalidRequest."""
+        return read_prefix(inputs, self._text, self._limits)
 
     def begin(self, asked: Asked, request: Generation, sink: ReplySink) -> Sequence:
         """A sequence for this release's stepper."""

@@ -6,7 +6,6 @@ Room: prompt and output share max_seq_len positions. The prompt alone must leave
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -15,14 +14,13 @@ import numpy.typing as npt
 from backend.access import Caller, Verb
 from backend.errors import InvalidRequest
 from backend.generation import Generation, SamplingParams
-from backend.io import PROMPTS, Port
 from backend.parsing.limits import RequestLimits
 from backend.parsing.options import Options, read_options
-from backend.parsing.values import Text, Whole, tensor_items, tensor_value
-from backend.text import TextModel, read_messages
+from backend.parsing.prompt import read_prompt
+from backend.parsing.values import Whole
+from backend.text import TextModel
 from cachemgr import BlockHash
 
-_PORTS: Final[Mapping[str, Port]] = {port.name: port for port in PROMPTS}
 _MICROSECONDS: Final = Whole(0, 2**63 - 1)
 
 PROBE: Final = "triton_probe"
@@ -47,15 +45,6 @@ class Hasher(Protocol):
     ) -> list[BlockHash]:
         """One hash per whole block, chained."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """The prompt in tokens; `text` is what an echo shows."""
-
-    field: str
-    tokens: npt.NDArray[np.int64]
-    text: str
 
 
 def _draw_seed() -> int:
@@ -85,7 +74,7 @@ def parse_generation(
     options = read_options(inputs, parameters, limits=limits)
     deadline = read_deadline(parameters, received)
     echo = not options.get("exclude_input_in_output", True)
-    prompt = _read_prompt(inputs, text, limits, echo=echo)
+    prompt = read_prompt(inputs, text, limits, echo=echo)
     max_tokens, min_tokens = _lengths(options, limits, room=limits.max_seq_len - len(prompt.tokens))
     salt, cached = options.get("cache_salt", ""), not options.get("no_cache", False)
     reads, writes = cached and caller.may(Verb.CACHE_READ), cached and caller.may(Verb.CACHE_WRITE)
@@ -142,43 +131,3 @@ def _lengths(options: Options, limits: RequestLimits, *, room: int) -> tuple[int
     if min_tokens > max_tokens:
         raise InvalidRequest("min_tokens", f"must be at most max_tokens ({max_tokens})", min_tokens)
     return min(max_tokens, room), min(min_tokens, room)
-
-
-def _read_prompt(
-    inputs: Mapping[str, npt.NDArray[Any]], text: TextModel, limits: RequestLimits, *, echo: bool
-) -> _Prompt:
-    given = [name for name in _PORTS if name in inputs]
-    if len(given) != 1:
-        names = ", ".join(_PORTS)
-        raise InvalidRequest("inputs", f"must hold exactly one of {names}", given)
-    name = given[0]
-    if name == "input_ids":
-        prompt = _from_ids(inputs[name], text, limits, echo=echo)
-    else:
-        prompt = _from_text(name, tensor_value(_PORTS[name], inputs[name]), text, limits)
-    most = limits.max_seq_len - 1
-    if not 1 <= len(prompt.tokens) <= most:
-        problem = f"must have 1 to {most} tokens (max_seq_len {limits.max_seq_len}, one is left to generate)"
-        raise InvalidRequest(name, problem, len(prompt.tokens))
-    return prompt
-
-
-def _from_text(name: str, value: object, text: TextModel, limits: RequestLimits) -> _Prompt:
-    content = Text(limits.max_prompt_bytes)(name, value)
-    if not content:
-        raise InvalidRequest(name, "must not be empty")
-    if name == "text_input":
-        return _Prompt(name, text.encode(content), content)
-    if not text.has_chat_template:
-        raise InvalidRequest(name, "this model has no chat template; send text_input")
-    rendered = text.render_chat(read_messages(content), max_bytes=limits.max_prompt_bytes)
-    return _Prompt(name, text.encode_raw(rendered), rendered)
-
-
-def _from_ids(tensor: npt.NDArray[Any], text: TextModel, limits: RequestLimits, *, echo: bool) -> _Prompt:
-    ids = tensor_items(_PORTS["input_ids"], tensor).astype(np.int64)
-    wrong = np.flatnonzero((ids < 0) | (ids >= limits.vocab_size))
-    if len(wrong):
-        where = f"input_ids[{wrong[0]}]"
-        raise InvalidRequest(where, f"must be in [0, {limits.vocab_size - 1}]", int(ids[wrong[0]]))
-    return _Prompt("input_ids", ids, text.decode(ids) if echo and len(ids) < limits.max_seq_len else "")

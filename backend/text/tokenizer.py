@@ -84,10 +84,13 @@ class TextModel:
         """Ids of `text` alone, int64 [N]; special tokens written in it are recognised, as chats need."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
-    def render_chat(self, messages: Sequence[Message], *, max_bytes: int) -> str:
-        """The prompt that the chat template makes of `messages`. Raises InvalidRequest."""
+    def render_chat(self, messages: Sequence[Message], *, max_bytes: int, answered: bool = True) -> str:
+        """The prompt that the chat template makes of `messages`. Raises InvalidRequest.
+
+        `answered`: with what asks for an answer at its end.
+        """
         assert self._template is not None
-        return self._template.render(messages, max_bytes=max_bytes)
+        return self._template.render(messages, max_bytes=max_bytes, add_generation_prompt=answered)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of whole `ids`, special tokens skipped: what a StreamDecoder ends up with."""
