@@ -54,11 +54,15 @@ def _read(inputs: Inputs, text: TextModel, limits: RequestLimits, *, echo: bool,
         prompt = _from_ids(inputs[name], text, limits, echo=echo)
     else:
         prompt = _from_text(name, tensor_value(_PORTS[name], inputs[name]), text, limits, answered)
-    most = limits.max_seq_len - 1
-    if not 1 <= len(prompt.tokens) <= most:
-        problem = f"must have 1 to {most} tokens (max_seq_len {limits.max_seq_len}, one is left to generate)"
-        raise InvalidRequest(name, problem, len(prompt.tokens))
+    _check_length(name, len(prompt.tokens), limits)
     return prompt
+
+
+def _check_length(name: str, tokens: int, limits: RequestLimits) -> None:
+    most = limits.max_seq_len - 1
+    if not 1 <= tokens <= most:
+        problem = f"must have 1 to {most} tokens (max_seq_len {limits.max_seq_len}, one is left to generate)"
+        raise InvalidRequest(name, problem, tokens)
 
 
 def _from_text(name: str, value: object, text: TextModel, limits: RequestLimits, answered: bool) -> Prompt:
@@ -79,9 +83,11 @@ def _from_text(name: str, value: object, text: TextModel, limits: RequestLimits,
 
 
 def _from_ids(tensor: npt.NDArray[Any], text: TextModel, limits: RequestLimits, *, echo: bool) -> Prompt:
-    ids = tensor_items(_PORTS["input_ids"], tensor).astype(np.int64)
+    items = tensor_items(_PORTS["input_ids"], tensor)
+    _check_length("input_ids", len(items), limits)  # before any of them is looked at
+    ids = items.astype(np.int64)
     wrong = np.flatnonzero((ids < 0) | (ids >= limits.vocab_size))
     if len(wrong):
         where = f"input_ids[{wrong[0]}]"
         raise InvalidRequest(where, f"must be in [0, {limits.vocab_size - 1}]", int(ids[wrong[0]]))
-    return Prompt("input_ids", ids, text.decode(ids) if echo and len(ids) < limits.max_seq_len else "")
+    return Prompt("input_ids", ids, text.decode(ids) if echo else "")
