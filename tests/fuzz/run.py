@@ -84,11 +84,20 @@ def fuzz(name: str, seconds: int, *, corpus: Path) -> None:
     logging.disable(logging.CRITICAL)
     with atheris.instrument_imports(include=list(INSTRUMENTED)):
         target = load(name).target
+
+    def kept(data: bytes) -> None:
+        try:
+            target(data)
+        except BaseException:  # written here as well: the engine does not always come to it
+            digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()  # as the engine names it
+            (BUILT / name / f"crash-{digest}").write_bytes(data)
+            raise
+
     limits = {
         "max_total_time": seconds, "timeout": INPUT_SECONDS, "max_len": LONGEST_INPUT, "print_final_stats": 0,
         "rss_limit_mb": MEMORY_MB, "artifact_prefix": f"{BUILT / name}/", "reload": 0,
     }  # fmt: skip
-    atheris.Setup([name, *(f"-{key}={value}" for key, value in limits.items()), str(corpus)], target)
+    atheris.Setup([name, *(f"-{key}={value}" for key, value in limits.items()), str(corpus)], kept)
     atheris.Fuzz()
 
 

@@ -71,7 +71,7 @@ def target(data: bytes) -> None:
             assert 1 <= facade.max_open_requests <= 1024
             assert 0 < facade.answer_timeout_s <= 86_400
     except ConfigError as error:
-        plain(error, without="hunter2")
+        plain(error)
 
 
 def _read_toml(content: bytes) -> None:

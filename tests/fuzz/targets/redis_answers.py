@@ -45,6 +45,8 @@ EXAMPLES = (
     b"\x01\xff" + _SLOTS,
     b"\x01\xff" + b"*1\r\n" * 200,
     b"\x01\xff" + b"*2147483647\r\n$-1\r\n",
+    b"\x01\xff" + b"%1\r\n*0\r\n:1\r\n",
+    b"\x01\xff" + b"-MOVED a b c\r\n",
     b"\x02\xff" + _bulk(_VERSION) + _bulk(msgspec.json.encode(_ME)) + b":1\r\n",
     b"\x02\xff" + b":5\r\n:6\r\n:7\r\n",
     b"\x03\xff" + _bulk(encode_ring(_STATE)),

@@ -20,6 +20,7 @@ EXAMPLES = (
     b"\x02" + _DIGEST[:12].encode(),
     b"\x02" + b"9" * 30,
     b"\x03" + _DIGEST.encode(),
+    b"\x03" + _DIGEST.encode() + b"\n",
     b"\x04" + b"model.onnx",
 )
 
