@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import cachemgr.cache
 from cachemgr import CacheSecrets, SecretsError, complete_secrets, list_tag_keys, prune_tag_keys
 from cachemgr.rotation import Rotation
 from cachemgr.shard import HEADER_DTYPE, HEADER_NBYTES, ShardOpener, ShardSealer, Verdict, address_of
+from scripts.cli import main
 from tests.cachemgr.host import FORMAT, Host, chain, fill, read
 from tests.waiting import wait_until
 
@@ -222,6 +225,35 @@ def test_a_running_cache_follows_by_itself(
     wait_until(lambda: key_ids_in(host) == {2})
     for secret in folder.load().tags.values():
         assert secret.hex() not in caplog.text
+
+
+def test_a_running_process_follows_the_command(host: Host, tmp_path: Path) -> None:
+    """No restart, no signal: it seals with what `tensorcache secret` made, and still reads what it had."""
+    secrets = tmp_path / "secrets"
+    assert main(["secret", "new", str(secrets)]) == 0
+    command = [sys.executable, "-m", "tests.cachemgr.rotating_process", str(host.directory), str(secrets)]
+    root, pipe = Path(__file__).resolve().parents[2], subprocess.PIPE
+    with subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            assert int(process.stdout.readline()) == 2
+            assert key_ids_in(host) == {1}
+            assert main(["secret", "new", str(secrets), "--rotate"]) == 0
+
+            def commit_one_more() -> bool:
+                assert process.stdin
+                assert process.stdout
+                process.stdin.write("more\n")
+                process.stdin.flush()
+                assert int(process.stdout.readline()) == 2
+                return key_ids_in(host) == {1, 2}
+
+            wait_until(commit_one_more)
+            process.stdin.close()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.usefixtures("by_hand")
