@@ -226,3 +226,6 @@ def add_model(home: Home, model: str, *, config: str = "") -> Path:
     path = home.repository / model / "config.pbtxt"
     path.write_text(path.read_text() + config)
     return path
+
+
+from tests.e2e.guarded import guarded  # noqa: E402, F401  # a fixture; it needs what stands above
