@@ -126,16 +126,14 @@ def open_acl_access(
     model: str,
     path: Path,
     *,
-    capacity: int,
     probe_secret: bytes | None = None,
     now: Callable[[], float] = time.time,
 ) -> Access:
     """Access by the file at `path`, which is followed until the authoriser is closed.
 
-    `capacity`: how many requests of the model can be open, waiting or running. ConfigError if the file cannot
-    be read.
+    ConfigError if the file cannot be read. Nobody has room before `bound` says how much there is.
     """
     audit = AuditLog(model)
     authoriser = AclAccess(model, path, probe_secret=probe_secret, beside=audit.settle, now=now)
     authoriser.watch.start()
-    return Access(authoriser, CountedAllowances(capacity, lambda: authoriser.principals), audit)
+    return Access(authoriser, CountedAllowances(0, lambda: authoriser.principals), audit)

@@ -30,19 +30,19 @@ def decode_acl(content: bytes, path: Path) -> Acl:
 def read_acl_bytes(path: Path) -> bytes:
     """The file as it is; ConfigError if others could have written it."""
     try:
-        # whoever names a pipe must not hold the process up
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(path, "rb", opener=_open) as file:
+            _check(path, os.fstat(file.fileno()))
+            content = file.read(MAX_ACL_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: expected a readable acl file, found: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
-        _check(path, os.fstat(fd))
-        try:
-            content = file.read(MAX_ACL_BYTES + 1)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > MAX_ACL_BYTES:
         raise ConfigError(f"{path}: must be at most {MAX_ACL_BYTES} bytes, found more")
     return content
+
+
+def _open(name: str, flags: int) -> int:
+    """Without waiting for whoever writes into a pipe."""
+    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def _check(path: Path, info: os.stat_result) -> None:

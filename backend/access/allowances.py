@@ -51,7 +51,7 @@ class CountedAllowances:
         principals: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`capacity`: requests that can be open at once, waiting or running; shared if `principals` > 1."""
+        """`capacity`: see `bound`; it is shared if `principals` > 1."""
         self._capacity = capacity
         self._principals = principals
         self._clock = clock
@@ -63,6 +63,10 @@ class CountedAllowances:
     def accounts(self) -> int:
         """Principals that are remembered."""
         return len(self._accounts)
+
+    def bound(self, capacity: int) -> None:
+        """See Allowances."""
+        self._capacity = capacity
 
     def enter(self, caller: Caller) -> None:
         """See Allowances. The node's own probe is let in whatever others do."""

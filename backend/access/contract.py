@@ -93,6 +93,10 @@ class Audit(Protocol):
 class Allowances(Protocol):
     """Counts what principals use, and refuses what is beyond their allowance. Any thread; never waits."""
 
+    def bound(self, capacity: int) -> None:
+        """So many requests can be open at once, waiting or running: what principals share."""
+        ...
+
     def enter(self, caller: Caller) -> None:
         """One more open request; every one that enters leaves, once. Raises Overloaded, naming the limit."""
         ...

@@ -44,6 +44,9 @@ class OpenAccess:
 class NoLimits:
     """Allowances without bounds: where nobody is told from anybody else, only the queue is bounded."""
 
+    def bound(self, capacity: int) -> None:
+        """The queue keeps it."""
+
     def enter(self, caller: Caller) -> None:
         """Always."""
 
