@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from cachemgr import BlockHash, CacheSettings, ClusterSettings, HostCache, open_
 from cachemgr.joining import open_beyond
 from cachemgr.ring import NodeSpec
 from cachemgr.shard import slot_nbytes
+from tests.cachemgr.cluster.certificates import Authority
 from tests.cachemgr.host import FORMAT, SECRETS, payload_of
 from tests.free_ports import free_ports
 from tests.waiting import wait_until
@@ -22,12 +24,13 @@ class Node:
 
     def __init__(self, spec: NodeSpec, folder: Path, arenas: Path, **options: Any) -> None:
         self.spec = spec
+        blocks = options.pop("blocks", BLOCKS)
         slow = {"lookup_s": 5.0, "call_s": 5.0, "breaker_s": 0.2, **options}
         self.settings = ClusterSettings(listen=spec.address, state_dir=str(folder / spec.id), **slow)
         self.cache_settings = CacheSettings(
             cluster="test",
             node=spec.id,
-            host_bytes=BLOCKS * slot_nbytes(FORMAT.payload_nbytes),
+            host_bytes=blocks * slot_nbytes(FORMAT.payload_nbytes),
             directory=str(arenas),
         )
         self.open()
@@ -50,7 +53,10 @@ class Node:
 
 
 @contextmanager
-def nodes(folder: Path, arenas: Path, count: int = 3, **options: Any) -> Iterator[list[Node]]:
+def nodes(
+    folder: Path, arenas: Path, count: int = 3, *, authority: Authority | None = None, **options: Any
+) -> Iterator[list[Node]]:
+    """`authority`: they have certificates of it, in files called after them."""
     specs = [
         NodeSpec(id=f"n{number}", address=f"127.0.0.1:{port}")
         for number, port in enumerate(free_ports(count), 1)
@@ -58,7 +64,8 @@ def nodes(folder: Path, arenas: Path, count: int = 3, **options: Any) -> Iterato
     opened: list[Node] = []
     try:
         for spec in specs:
-            opened.append(Node(spec, folder, arenas, members=tuple(specs), **options))
+            tls = asdict(authority.issue(spec.id, as_files=spec.id)) if authority is not None else {}
+            opened.append(Node(spec, folder, arenas, members=tuple(specs), **tls, **options))
         yield opened
     finally:
         for node in opened:
