@@ -9,6 +9,7 @@ A request's life, and the module that is in charge of each part:
     admission       under which release; who must wait for one
     step_loop       inbox of the one thread that owns everything below
     scheduler       queue → lane; who prefills, who decodes, who waits for whose block
+    turns           which principal gets the next lane; `preemption`: who gives one back; `deadlines`
     prefix_reuse    known blocks into the lane, new blocks out of it; `prefill_cost` bounds the wait for them
     stepper         engine calls, sampling, text                   → Delta
     lane_cleaning   numbers into a lane where a step left none

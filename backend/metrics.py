@@ -90,6 +90,7 @@ class Load:
     """How busy the backend is: the gauges, measured together by the step loop."""
 
     requests_waiting: int = 0
+    principals_waiting: int = 0
     requests_running: int = 0
     queued_prefill_tokens: int = 0
     kv_tokens_used: int = 0
@@ -99,6 +100,7 @@ class Load:
         """Both together."""
         return Load(
             requests_waiting=self.requests_waiting + other.requests_waiting,
+            principals_waiting=max(self.principals_waiting, other.principals_waiting),
             requests_running=self.requests_running + other.requests_running,
             queued_prefill_tokens=self.queued_prefill_tokens + other.queued_prefill_tokens,
             kv_tokens_used=self.kv_tokens_used + other.kv_tokens_used,
@@ -138,6 +140,7 @@ class _Swap:
 
 _LOAD_HELP: Final = {
     "requests_waiting": "Requests without a lane",
+    "principals_waiting": "Principals with requests that have no lane",
     "requests_running": "Requests that own a lane",
     "queued_prefill_tokens": "Prompt tokens not computed yet",
     "kv_tokens_used": "Positions of running requests that hold KV",

@@ -7,6 +7,8 @@ What of a prompt of N tokens is not computed again, and where it comes from:
     prefill starts at min(k · block_tokens, N − 2): the last two tokens always run: logits are wanted, and
     a step of two tokens has the same bits as any longer one.
 
+For a sequence that was preempted, what was sampled before counts to the prompt.
+
 Invariants
 - A lease lives from `acquire` to `place` or `leave`, whatever happens between.
 - A pending block is committed after its export or aborted, never left.
@@ -87,14 +89,14 @@ class PrefixReuse:
         self._engine = engine
 
     def acquire(self, seq: Running) -> None:
-        """Ask for the known blocks of the prompt; an earlier lease is let go after the new one pins.
+        """Ask for the known blocks of its tokens; an earlier lease is let go after the new one pins.
 
         What is elsewhere may take as long to come as computing what is not here would.
         """
         before, seq.lease = seq.lease, None
         if seq.hashes and seq.request.reads_cache:
             known = self._miss_on_error(lambda: self._cache.lookup(seq.hashes), 0)
-            deadline = self._clock() + self._cost.seconds(seq.prompt_tokens - known * self._block)
+            deadline = self._clock() + self._cost.seconds(seq.length - known * self._block)
             if seq.request.deadline is not None:
                 deadline = min(deadline, seq.request.deadline)
             block_s = self._cost.seconds(self._block)
@@ -119,10 +121,13 @@ class PrefixReuse:
         seq.lane = lane
         usable = max(in_place, self._restore(seq, lane, in_place))
         seq.kept = min(usable, known)  # blocks that only the lane had are offered to the cache again
-        seq.written = seq.cached_tokens = max(0, min(usable * self._block, seq.prompt_tokens - 2))
-        lane_tokens = min(in_place * self._block, seq.cached_tokens)
-        self.hit_tokens["lane"] += lane_tokens
-        self.hit_tokens["host"] += seq.cached_tokens - lane_tokens
+        seq.written = seq.prefill_start = max(0, min(usable * self._block, seq.length - 2))
+        seq.prefill_stop = seq.length
+        if not seq.preemptions:  # what a preempted one finds of its own is no hit
+            seq.cached_tokens = seq.written
+            lane_tokens = min(in_place * self._block, seq.cached_tokens)
+            self.hit_tokens["lane"] += lane_tokens
+            self.hit_tokens["host"] += seq.cached_tokens - lane_tokens
         return True
 
     def keep(self, seq: Running) -> None:

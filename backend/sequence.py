@@ -1,7 +1,8 @@
 """One generation while it runs: its tokens, its lane, how much KV is written, and what was said so far.
 
 A life: WAITING (queued) → LOADING (its cached blocks are on their way, or another sequence is making the
-next one) → PREFILL (owns a lane) → DECODE → ENDED. Any state may end early.
+next one) → PREFILL (owns a lane) → DECODE → ENDED. Any state may end early. One that is preempted, in PREFILL
+or DECODE, is WAITING again: it keeps its tokens and what was said, and its next prefill covers all of them.
 
     tokens    | prompt ................ | sampled ....... |
     positions 0            written                      length
@@ -9,6 +10,7 @@ next one) → PREFILL (owns a lane) → DECODE → ENDED. Any state may end earl
 
 Invariants
 - `written` ≤ `length`; in DECODE exactly one known token is not written yet.
+- PREFILL ends at `prefill_stop`: the tokens that were known when it got its lane, the prompt or more.
 - `lane` is set in PREFILL and DECODE only; `lease` in LOADING only.
 - Blocks 0 … `kept` − 1 need no export: the cache had them, took them, or refused them.
 - Its tokens are read by the release it was opened under (`text`, `eos`), whichever engine runs it meanwhile.
@@ -76,7 +78,11 @@ class Sequence:
     written: int = 0
     kept: int = 0
     awaited: BlockHash | None = None
+    prefill_start: int = 0
+    prefill_stop: int = 0
+    preemptions: int = 0
     cached_tokens: int = 0
+    """Of the prompt, when it got its first lane."""
     first_token_at: float | None = None
     unsent: Delta = field(default_factory=Delta)
 
@@ -89,6 +95,11 @@ class Sequence:
     def output_tokens(self) -> int:
         """Tokens sampled so far."""
         return self.length - self.request.prompt.shape[0]
+
+    @property
+    def unsampled(self) -> int:
+        """Most tokens that may still be sampled."""
+        return self.tokens.shape[0] - self.length
 
     @property
     def room(self) -> int:

@@ -99,7 +99,10 @@ class Stepper:
         self._scheduler.adopt(engine)
 
     def withdraw(self) -> list[Running]:
-        """Take back, in order, every sequence that has no lane yet; its caller has heard nothing so far."""
+        """Take back, in order, every sequence that has had no token yet; its caller has heard nothing so far.
+
+        One that was preempted after its first token stays: nobody but this stepper may go on with it.
+        """
         queued = self._scheduler.withdraw()
         for seq in queued:
             del self._open[seq.ticket]
@@ -193,7 +196,8 @@ class Stepper:
             self._fail([seq], error)
             return
         if part.last:
-            seq.first_token_at = self._clock()
+            if seq.first_token_at is None:
+                seq.first_token_at = self._clock()
             self._accept([seq], sampled)
 
     def _fail_rows(self, seqs: Sequence[Running], sampled: Sampled) -> None:

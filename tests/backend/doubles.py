@@ -316,6 +316,7 @@ def generation(
     temperature: float = 0.0,
     probe: bool = False,
     release: str = "abc",
+    principal: str = "",
 ) -> Generation:
     tokens = np.array(prompt, dtype=np.int64)
     hashes = cache.hashes(tokens, namespace="default", salt=salt) if cache is not None else []
@@ -339,6 +340,7 @@ def generation(
         cache_salt=salt,
         probe=probe,
         release=release,
+        principal=principal,
     )
 
 
