@@ -90,20 +90,25 @@ def read_prefix_bytes(path: Path) -> bytes:
     except OSError as error:
         problem = "a symbolic link" if path.is_symlink() else error.strerror
         raise PrefixError(f"expected a readable file, found: {problem}") from None
-    with os.fdopen(fd, "rb") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid not in (os.geteuid(), 0):
-            raise PrefixError("expected a regular file of this user or root")
-        if info.st_mode & 0o022:
-            mode = stat.S_IMODE(info.st_mode)
-            raise PrefixError(f"expected a file that only its owner may write, found mode {mode:04o}")
-        try:
+    try:
+        _check(os.fstat(fd))
+        with os.fdopen(fd, "rb", closefd=False) as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise PrefixError(f"cannot be read: {error.strerror}") from None
+    except OSError as error:
+        raise PrefixError(f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(fd)
     if len(content) > MAX_FILE_BYTES:
         raise PrefixError(f"expected at most {MAX_FILE_BYTES} bytes, found more")
     return content
+
+
+def _check(info: os.stat_result) -> None:
+    if not stat.S_ISREG(info.st_mode) or info.st_uid not in (os.geteuid(), 0):
+        raise PrefixError("expected a regular file of this user or root")
+    if info.st_mode & 0o022:
+        mode = stat.S_IMODE(info.st_mode)
+        raise PrefixError(f"expected a file that only its owner may write, found mode {mode:04o}")
 
 
 def write_prefix_file(folder: Path, model: str, prefix: PublicPrefix) -> None:
