@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backend.access import Access, Caller, Verb
+from backend.access import Access, Caller, Reason, Verb
 from backend.admin import ADMIN_PARAMETER, Administrator
 from backend.asked import Asked, Inputs
 from backend.errors import AccessDenied, BackendError, EngineFailed, Overloaded
@@ -186,7 +186,7 @@ class Admission:
         request = release.parse(asked, lambda: asked.received)
         asked.probe = request.probe
         if asked.caller.probe_only and not request.probe:
-            raise AccessDenied("not a probe", principal=asked.caller.principal)
+            raise AccessDenied(Reason.NOT_A_PROBE, principal=asked.caller.principal)
         if not asked.charged:
             self._allowances.charge(asked.caller, len(request.prompt))
             asked.charged = True

@@ -5,12 +5,13 @@ process          replies, step loop, admission, metrics: what there is once, whi
 here             both, and swapper, recheck → DecoderService
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from backend.access import Access
+from backend.access import Access, open_access, open_acl_access
 from backend.admin import Administrator, NoCommands
 from backend.first_release import open_first
 from backend.metrics import Instruments, Reading
@@ -23,8 +24,18 @@ from backend.service import DecoderService
 from backend.settings import ModelSettings, NodeSettings
 from backend.swapper import Swapper, SwapSettings
 from backend.text import TextModel
-from cachemgr import Beyond, NothingBeyond, PrefixCache, reach_beyond
+from cachemgr import (
+    Beyond,
+    CacheSecrets,
+    NothingBeyond,
+    PrefixCache,
+    SecretsError,
+    probe_secret,
+    reach_beyond,
+)
 from engines import Engine, at_once, give_back_freed_memory
+
+log = logging.getLogger(__name__)
 
 
 def open_decoder(
@@ -33,13 +44,16 @@ def open_decoder(
     *,
     settings: ModelSettings,
     node: NodeSettings,
-    access: Access,
     instruments: Instruments,
     labels: Mapping[str, str],
+    access: Access | None = None,
 ) -> DecoderService:
-    """Load the current release of `version_dir` and put it in service."""
+    """Load the current release of `version_dir` and put it in service. `access` None: as the node says."""
     process = Process.around(settings, instruments, labels, forwarded_headers=node.forwarded_headers)
     with ExitStack() as undo:
+        access = access or _access(node, model)
+        undo.callback(access.authoriser.close)
+        access.authoriser.follow(process.tenancy.set_shares)
         beyond = _reach(node, settings, process)
         undo.callback(beyond.close)
         opener = ReleaseOpener(model, version_dir, node=node, beyond=beyond, process=process)
@@ -75,8 +89,20 @@ def open_decoder(
     )
     return DecoderService(
         serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
-        drain_s=settings.drain_s, swapper=swapper, recheck=recheck, beyond=beyond,
+        drain_s=settings.drain_s, swapper=swapper, recheck=recheck, beyond=beyond, access=access,
     )  # fmt: skip
+
+
+def _access(node: NodeSettings, model: str) -> Access:
+    """Who may do what with the model. ConfigError for an acl file that cannot be obeyed: nobody gets in."""
+    if node.access.acl is None:
+        return open_access(model)
+    try:
+        secrets = CacheSecrets.load(node.secrets.dir, group=node.secrets.group, grace_s=node.secrets.grace_s)
+    except SecretsError as error:
+        log.warning("the node's own probes are not let in: %s", error)
+        return open_acl_access(model, node.access.acl)
+    return open_acl_access(model, node.access.acl, probe_secret=probe_secret(secrets))
 
 
 def _reach(node: NodeSettings, settings: ModelSettings, process: Process) -> Beyond:

@@ -94,6 +94,7 @@ class Process:
     def start_serving(self, serving: OpenRelease, access: Access, admin: Administrator) -> Parts:
         """The step loop, the door and the watchdog, ready to be started by the service."""
         settings = self.settings
+        access.allowances.bound(settings.max_queue_size + serving.spec.lanes)
         loop = StepLoop(serving, max_inbox=settings.max_queue_size + serving.spec.lanes, clock=self.clock)
         admission = Admission(
             loop,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from backend.access import Access
 from backend.admission import Admission
 from backend.errors import Overloaded
 from backend.generation import Generation
@@ -40,6 +41,7 @@ class DecoderService:
         swapper: Swapper | None = None,
         recheck: Recheck | None = None,
         beyond: Beyond | None = None,
+        access: Access | None = None,
     ) -> None:
         """Without a swapper, `serving` serves to the end; with one, it is the swapper's to close."""
         self._serving = serving if swapper is None else None
@@ -51,6 +53,7 @@ class DecoderService:
         self._swapper = swapper
         self._recheck = recheck
         self._beyond = beyond or NothingBeyond()
+        self._access = access
         replies.start()
         loop.start()
         watchdog.start()
@@ -103,6 +106,8 @@ class DecoderService:
         self._watchdog.stop()
         self._replies.stop()
         serving = self._swapper.serving if self._swapper is not None else self._serving
+        if self._access is not None:
+            self._access.authoriser.close()
         try:
             if serving is not None and ended:
                 serving.close()

@@ -22,7 +22,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from backend.access import open_access
 from backend.calls import CANCEL_CALL, ERROR, REASON, TEXT, Call, Calls
 from backend.composition import open_decoder
 from backend.environment import config_path
@@ -118,7 +117,6 @@ class TritonPythonModel:
             Path(args["model_repository"]) / version,
             settings=settings,
             node=node,
-            access=open_access(name),
             instruments=TritonInstruments(self._pb),
             labels={"model": name, "version": version},
         )

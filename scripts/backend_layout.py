@@ -20,6 +20,9 @@ TEMPLATES = Path(__file__).resolve().parent.parent / "model_repository"
 TEMPLATE_MODEL = "smollm2"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _TIERS_BELOW = """
+# Who may do what: README, "Who may do what". A file acl.toml beside this one is obeyed without being named here.
+# [access]
+# acl = "acl.toml"                   # made by: tensorcache acl new-key
 # Tiers below, none unless configured: README, "Tiers below: Redis and a disk".
 # [redis]
 # url = "rediss://tensorcache-writer@redis.example:6379"   # the user that `tensorcache acl redis` makes

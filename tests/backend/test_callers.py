@@ -41,6 +41,9 @@ class Doorkeeper:
     def close(self):
         pass
 
+    def bound(self, capacity):
+        self.capacity = capacity
+
     def enter(self, caller):
         if "enter" in self.no_room:
             raise Overloaded("concurrent: full")
@@ -137,6 +140,10 @@ def test_whoever_is_beyond_the_allowance_is_told_so_and_has_left(rig, door, wher
     assert rig.ask(PROMPT, max_tokens=2, **as_caller()).last.error is None
 
 
+def test_allowances_hear_how_many_requests_can_be_open(rig, door):
+    assert door.capacity == 256 + 4
+
+
 def test_whoever_hangs_up_has_left(rig, door):
     caller = rig.start(PROMPT, max_tokens=400, ignore_eos=True, **as_caller())
     assert caller.first.wait(WAIT_S)
@@ -164,7 +171,7 @@ def test_only_probes_are_let_in_on_the_probes_credential(rig, door):
         (PROMPT, {"max_tokens": 1}, probe),
     ):
         assert isinstance(rig.ask(prompt, parameters=parameters, **options).last.error, AccessDenied)
-    assert door.refusals == [("@probe", "not a probe")] * 3
+    assert door.refusals == [("@probe", "not_a_probe")] * 3
     assert nobody_is_in(door)
 
 
