@@ -6,6 +6,7 @@
     host_tier       arenas and the table of their slots, replaced as a whole when an arena is lost
     slot_table      which slot may be found, pinned, evicted, reserved: all that the one lock guards
     ├ slot_state    what is behind that lock;  `single_blocks` the same for blocks without their chain
+    ├ slot_shares   how namespaces share the slots;  `chain_room` a slot for the next block of a chain
     ├ index         name → slot, and a row per slot;  `name_map` the first of these, in small parts
     ├ eviction      which block goes next
     ├ other_blocks  name → slot in the arena of another process

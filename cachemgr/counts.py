@@ -28,6 +28,10 @@ class Counts:
     full_refusals: int = 0
     declined_blocks: int = 0
     """Not kept: worth less than what would have gone for them."""
+    quota_evictions: int = 0
+    """Of `evicted_blocks`: went because their namespace was at its quota."""
+    share_evictions: int = 0
+    """Of `evicted_blocks`: went for another namespace, whose share was less used."""
     received_blocks: int = 0
     """Published here, made elsewhere."""
     dropped_blocks: int = 0

@@ -129,9 +129,10 @@ class BlockIndex:
         """The reserved block is written: make it resident."""
         self.insert(name, self._reserved.pop(name), depth=depth, now=now)
 
-    def cancel(self, name: BlockHash) -> None:
-        """The reserved block will not be written: free its slot."""
+    def cancel(self, name: BlockHash) -> int:
+        """The reserved block will not be written: free its slot, and say which."""
         self._free.append(self._reserved.pop(name))
+        return self._free[-1]
 
     def insert(self, name: BlockHash, slot: int, *, depth: int, now: float) -> None:
         """Make `slot`, which is neither free nor resident, resident under a new `name`."""

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from cachemgr.contract import BlockHash
-from cachemgr.eviction import EvictionPolicy
+from cachemgr.eviction import Shares, SlotOrder
 from cachemgr.index import BlockIndex
 
 
 def check_slots(
-    index: BlockIndex, order: EvictionPolicy, *, rejected: Iterable[int], slots: Iterable[int]
+    index: BlockIndex, order: SlotOrder, *, rejected: Iterable[int], slots: Iterable[int]
 ) -> list[tuple[BlockHash, int]]:
     """AssertionError if they contradict each other; every resident block and its slot.
 
@@ -34,3 +34,8 @@ def check_slots(
         used = slot in order or slot in empty or slot in reserved or index.pins(slot)
         assert used, f"slot {slot} is lost: neither empty nor written, evictable nor pinned"
     return resident
+
+
+def check_shares(index: BlockIndex, shares: Shares) -> None:
+    """AssertionError if what namespaces hold is not what is counted, or not theirs alone."""
+    shares.check_integrity(set(range(index.capacity)) - index.free_slots())

@@ -125,6 +125,7 @@ class FetchingLease(SlotLease):
                 waited_s=waited_s,
                 timed_out=timed_out,
                 namespace=self._namespace,
+                front=self._held[0],
             )
             self._held[0] += came
             self.blocks += len(came)

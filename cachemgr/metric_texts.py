@@ -25,6 +25,8 @@ _CACHE: Final = {
     "lost_arenas_total": "Arenas that something else deleted or cut",
     "full_refusals_total": "Blocks not kept: nothing could go for them",
     "declined_blocks_total": "Blocks not kept: worth less than what would have gone for them",
+    "quota_evictions_total": "Blocks that went because their namespace was at its quota",
+    "share_evictions_total": "Blocks that went for those of another namespace, which held less of its share",
     "received_blocks_total": "Blocks that came from a node or a tier below",
     "dropped_blocks_total": "Blocks that went because they belong to other nodes now",
     "fetches_total": "Prompts that waited for blocks from elsewhere",

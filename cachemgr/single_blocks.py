@@ -42,7 +42,8 @@ class SingleBlocks:
     def uses(self, names: Sequence[BlockHash]) -> list[int]:
         """How often each was seen, made or used; of what went, as far as is remembered."""
         used: list[int] = []
-        for part in slices(names, SCATTERED):
+        policies = 1 + len(self._state.shares.namespaces)  # each is asked for a block that went
+        for part in slices(names, max(1, SCATTERED // policies)):
             with self._state.lock:
                 find, order = self._state.index.find, self._state.order
                 for name in part:
@@ -68,7 +69,7 @@ class SingleBlocks:
         """A slot for a block from elsewhere; None if it is here, being written, or nothing may go for it.
 
         What is worth least goes, as for any other; but not the one just before it, nor the front of
-        its segment: without them it is worth less than they are.
+        its segment: without them it is worth less than they are. It is nobody's until somebody uses it.
         The slot may still carry what went for it: the caller erases that before it writes.
         """
         state = self._state
@@ -76,12 +77,13 @@ class SingleBlocks:
             if state.exists(address.hash) or state.held_elsewhere(address.hash):
                 return None
             if not state.index.has_free():
-                victim = state.order.victim()
+                victims = (policy.victim() for policy in state.givers(0))
+                victim = next((slot for slot in victims if slot is not None), None)
                 if victim is None or state.index.name(victim) in (address.parent, address.segment):
                     state.counts.full_refusals += 1
                     return None
                 state.evict(victim)
-            return state.index.reserve(address.hash)
+            return state.reserve(address.hash, 0)
 
     def publish(self, slot: int, address: BlockAddress) -> None:
         """The bytes of a slot reserved here are whole: let readers find them."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from cachemgr.contract import BlockHash
 from cachemgr.counts import Counts
-from cachemgr.eviction import AdaptivePolicy, EvictionPolicy
+from cachemgr.eviction import EvictionPolicy, Shares, SlotOrder
 from cachemgr.index import BlockIndex
 from cachemgr.other_blocks import FIRST_OTHER_SLOT, OtherBlocks
 from cachemgr.shard import BlockAddress, Verdict
@@ -34,6 +34,7 @@ class SlotState:
 
     __slots__ = (
         "_clock", "_ttl_s", "closed", "counts", "erase", "index", "lock", "order", "others", "rejected",
+        "shares",
     )  # fmt: skip
 
     def __init__(
@@ -42,7 +43,9 @@ class SlotState:
         self.lock = Lock()
         self.index = BlockIndex(capacity)
         self.others = OtherBlocks()
-        self.order: EvictionPolicy = AdaptivePolicy(capacity)
+        self.shares = Shares(capacity)
+        self.order: SlotOrder = self.shares.common
+        """`shares` while somebody is named there; else there is one policy, asked without a detour."""
         self.rejected: dict[int, Verdict] = {}
         """Slots whose block failed its check, until their last reader is gone."""
         self.counts = counts
@@ -75,7 +78,7 @@ class SlotState:
         """A reserved slot stays unwritten. Takes the lock."""
         with self.lock:
             if not self.closed:
-                self.index.cancel(name)
+                self.shares.let_go(self.index.cancel(name))
                 self.counts.aborted_blocks += 1
 
     def close(self) -> None:
@@ -84,7 +87,8 @@ class SlotState:
             self.closed = True
             self.index = BlockIndex(0)
             self.others = OtherBlocks()
-            self.order = AdaptivePolicy(0)
+            self.shares = Shares(0)
+            self.order = self.shares.common
             self.rejected = {}
 
     # Below: the caller holds the lock.
@@ -113,8 +117,31 @@ class SlotState:
         """True if another process of this node holds the block."""
         return self.others.has(name, used_after=self._clock() - self._ttl_s)
 
-    def evict(self, slot: int) -> None:
-        """Free an evictable slot to make room: it is the next one reserved; its bytes stay."""
+    def givers(self, number: int) -> list[EvictionPolicy]:
+        """Of these policies the first that can give a slot to a number (shares.py) should."""
+        shares = self.shares
+        if not shares.named:
+            return [shares.common]
+        return [shares.policy(giver) for giver in shares.ledger.givers(number)]
+
+    def reserve(self, name: BlockHash, number: int) -> int:
+        """A free slot for a block that is going to be written, and counts to a number."""
+        slot = self.index.reserve(name)
+        if number:
+            self.shares.take(slot, number)
+        return slot
+
+    def add_slots(self, count: int) -> None:
+        """There are so many more, empty or not."""
+        self.shares.ledger.add_slots(count)
+
+    def evict(self, slot: int, *, number: int = 0) -> None:
+        """Free an evictable slot for a block of a number: it is the next one reserved; its bytes stay."""
+        if self.shares.named:
+            if self.shares.number_of(slot) != number:
+                self.counts.share_evictions += 1
+            elif number and self.shares.ledger.at_quota(number):
+                self.counts.quota_evictions += 1
         self.order.evict(slot, self.index.name(slot))
         self.index.free(slot)
         self.counts.evicted_blocks += 1

@@ -8,7 +8,7 @@ erased without the lock, and is free only after that.
 
 Invariants
 - A slot is in the eviction order if and only if it is resident and unpinned.
-- A block is not evicted while one that came after it is here.
+- A block is not evicted while one that came after it is here, unless they count to different namespaces.
 - Only own slots are pinned, ordered, evicted or erased; those of others are hints (see other_blocks.py).
 - A block that failed its check loses its name at once, and its slot with the last pin.
 
@@ -20,16 +20,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cachemgr.chain_room import FULL, OWN_CHAIN, reserve_in_chain
 from cachemgr.contract import BlockHash, NamespaceShare
 from cachemgr.counts import Counts
-from cachemgr.integrity import check_slots
+from cachemgr.integrity import check_shares, check_slots
 from cachemgr.other_blocks import FIRST_OTHER_SLOT, mixed_run
 from cachemgr.shard import BlockAddress, Verdict
 from cachemgr.single_blocks import SingleBlocks
+from cachemgr.slot_shares import SlotShares
 from cachemgr.slot_state import SLICE, Clock, SlotState, slices
 
 _SWEPT_AT_ONCE = 8
-_FULL, _EXISTS, _OWN_CHAIN, _DECLINED = -1, -2, -3, -4
 
 
 class SlotTable:
@@ -51,6 +52,7 @@ class SlotTable:
         because whoever is beyond this process gets it from here."""
         self.single = SingleBlocks(self._state)
         """The same slots for whoever asks for blocks by name, in any order."""
+        self._shares = SlotShares(self._state)
 
     def known(self, hashes: Sequence[BlockHash]) -> int:
         """Length of the longest leading run that is resident and not expired."""
@@ -65,8 +67,12 @@ class SlotTable:
         return found
 
     def pin(self, hashes: Sequence[BlockHash], *, namespace: str = "") -> list[int]:
-        """Pin what is ours of that run; its slots. What is evicted between two slices only shortens it."""
+        """Pin what is ours of that run; its slots. What is evicted between two slices only shortens it.
+
+        `namespace`: whose it is from now on, where it is nobody's.
+        """
         slots = self._pin_run(hashes)
+        self._shares.claim(namespace, hashes, slots, front=0)
         theirs = sum(slot >= FIRST_OTHER_SLOT for slot in slots)
         with self._state.lock:
             self._counts.acquires += 1
@@ -76,10 +82,17 @@ class SlotTable:
         return slots
 
     def pin_fetched(
-        self, hashes: Sequence[BlockHash], *, waited_s: float, timed_out: bool, namespace: str = ""
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        waited_s: float,
+        timed_out: bool,
+        namespace: str = "",
+        front: Sequence[int] = (),
     ) -> list[int]:
-        """Pin what came of the rest of a chain whose front is pinned; its slots."""
+        """Pin what came of the rest of a chain whose front is pinned, in `front`; its slots."""
         slots = self._pin_run(hashes)
+        self._shares.claim(namespace, hashes, [*front[-1:], *slots], front=len(front[-1:]))
         with self._state.lock:
             self._counts.fetches += 1
             self._counts.fetched_blocks += len(slots)
@@ -102,17 +115,19 @@ class SlotTable:
     def reserve(self, hashes: Sequence[BlockHash], index: int, *, namespace: str = "") -> int | None:
         """A slot for block `index` of the chain; None if it exists or no block should go for it.
 
-        The slot may still carry what went for it: the caller erases that before it writes.
-        Nothing of ours goes for a block that another process holds, but a free slot takes a copy of it.
+        It counts to `namespace`. The slot may still carry what went for it: the caller erases that before it
+        writes. Nothing of ours goes for a block that another process holds, but a free slot takes a copy.
         """
-        slot = self._try_reserve(hashes, index)
-        if slot == _OWN_CHAIN:
+        slot = reserve_in_chain(self._state, hashes, index, namespace=namespace, declines=self.declines)
+        if slot == OWN_CHAIN:
             # What should go is an ancestor of the new block: this chain is in use without a lease. Say so,
             # and look again, also at what is worth more; if there are only ancestors, the front of the chain
             # is worth more than its end.
             self._refresh(hashes[:index])
-            slot = self._try_reserve(hashes, index, refreshed=True)
-        if slot == _FULL:
+            slot = reserve_in_chain(
+                self._state, hashes, index, namespace=namespace, declines=self.declines, refreshed=True
+            )
+        if slot == FULL:
             with self._state.lock:
                 self._counts.full_refusals += 1
         return slot if slot >= 0 else None
@@ -164,8 +179,9 @@ class SlotTable:
         expired_before = self._clock() - self._ttl_s
         expired: list[int] = []
         with self._state.lock:
+            policy = self._state.shares.next_swept()
             while len(expired) < _SWEPT_AT_ONCE:
-                oldest = self._state.order.oldest()
+                oldest = policy.oldest()
                 found = [slot for slot in oldest if self._state.index.last_used(slot) <= expired_before]
                 for slot in found:
                     self._state.order.forget(slot)
@@ -175,11 +191,14 @@ class SlotTable:
                     break
             self._counts.expired_blocks += len(expired)
         self._state.erase_and_free(expired)
+        if self._state.shares.named:
+            self._shares.trim()
 
     def add_empty(self, slots: range) -> None:
         """Take in slots that hold nothing."""
         with self._state.lock:
             self._state.index.add_slots(slots)
+            self._state.add_slots(len(slots))
 
     def add_resident(
         self, names: list[BlockHash], slots: npt.NDArray[np.int32], depths: npt.NDArray[np.uint32]
@@ -195,6 +214,7 @@ class SlotTable:
                     [name for name, is_new in zip(names[part], new, strict=True) if is_new],
                     depths[part][new],
                 )
+                self._state.add_slots(len(new))
                 self._counts.reattached_blocks += int(new.sum())
             self._state.erase_and_free(slots[part][~new].tolist())
 
@@ -206,6 +226,7 @@ class SlotTable:
                 for slot in part:
                     self._state.index.touch(slot, now=now)
                     self._state.order.enter_first(slot)
+                self._state.add_slots(len(part))
                 self._counts.unreadable_blocks += len(part)
 
     def add_others(self, blocks: Sequence[tuple[BlockHash, int]]) -> None:
@@ -224,11 +245,16 @@ class SlotTable:
                 self._state.others.remove(name, slot)
 
     def set_shares(self, shares: Mapping[str, NamespaceShare]) -> None:
-        """See PrefixCache."""
+        """See PrefixCache. ValueError for what cannot be kept; nothing has changed then."""
+        self._shares.set(shares)
+
+    def set_public(self, names: frozenset[BlockHash]) -> None:
+        """Blocks of these names count to no namespace from now on, whoever makes or uses them."""
+        self._shares.set_public(names)
 
     def usage(self) -> Mapping[str, int]:
-        """See PrefixCache."""
-        return {"": len(self._state.index)}
+        """See PrefixCache. Blocks that are being written for a namespace count as well."""
+        return self._shares.usage()
 
     def gauges(self) -> dict[str, float]:
         """Resident blocks and pins, now."""
@@ -236,7 +262,7 @@ class SlotTable:
             "cache_resident_blocks": float(len(self._state.index)),
             "cache_foreign_blocks": float(len(self._state.others)),
             "cache_pins": float(self._state.index.pinned),
-            **self._state.order.gauges(),
+            **self._state.shares.gauges(),
         }
 
     def close(self) -> None:
@@ -250,6 +276,7 @@ class SlotTable:
         """
         state = self._state
         with state.lock:
+            check_shares(state.index, state.shares)
             return check_slots(
                 state.index, state.order, rejected=state.rejected, slots=() if state.closed else slots
             )
@@ -280,47 +307,3 @@ class SlotTable:
                     if slot in self._state.order:
                         self._state.order.renew(slot)
                         self._state.index.touch(slot, now=now)
-
-    def _try_reserve(self, hashes: Sequence[BlockHash], index: int, *, refreshed: bool = False) -> int:
-        with self._state.lock:
-            name = hashes[index]
-            if self._state.exists(name):
-                return _EXISTS
-            if not self._state.index.has_free():
-                if self._state.held_elsewhere(name):
-                    return _EXISTS
-                if refusal := self._evict_for(hashes, index, refreshed=refreshed):
-                    return refusal
-            return self._state.index.reserve(name)
-
-    # Below: the lock is held.
-
-    def _evict_for(self, hashes: Sequence[BlockHash], index: int, *, refreshed: bool) -> int:
-        """Free one slot for block `index`: 0, or why not."""
-        order = self._state.order
-        name, parent = hashes[index], hashes[index - 1] if index else None
-        if parent is not None and not self._present(parent):
-            order.decline(name, depth=index)
-            return _FULL  # a block whose parent is missing cannot be found: nothing goes for its sake
-        before = self._state.index.find(parent) if parent is not None else None
-        if self.declines and not order.admits(name, depth=index, parent=before):
-            self._counts.declined_blocks += 1
-            return _DECLINED
-        victim = order.victim()
-        if victim is not None and self._is_before(victim, hashes, index):
-            if not refreshed:
-                return _OWN_CHAIN
-            victim = next((slot for slot in order.oldest() if not self._is_before(slot, hashes, index)), None)
-        if victim is None:
-            return _FULL
-        self._state.evict(victim)
-        return 0
-
-    def _is_before(self, slot: int, hashes: Sequence[BlockHash], index: int) -> bool:
-        """True if the slot holds a block of the chain before `index`."""
-        depth, name = self._state.index.depth(slot), self._state.index.name(slot)
-        return name is not None and depth < index and hashes[depth] == name
-
-    def _present(self, name: BlockHash) -> bool:
-        known = self._state.index.find(name) is not None or self._state.index.is_reserved(name)
-        return known or self._state.held_elsewhere(name)

@@ -11,6 +11,9 @@
     ├ groups      which blocks are remembered as one
     ├ odds        what a block of a class and age is worth, learned from those that came back or did not
     └ ghosts      how often, and when, what went was seen; with `memory` its one keeper
+    shares        namespaces that have a share of the slots, each with a policy of its own
+    ├ ledger      how much each holds and may hold, and who gives a slot when there is no room
+    └ handover    how a slot passes from one policy to another
     replay        the smallest cache around it: `tensorcache simulate` replays traces through this
 
 How a cache uses it, all under one lock:
@@ -24,7 +27,9 @@ How a cache uses it, all under one lock:
 """
 
 from cachemgr.eviction.adaptive import AdaptivePolicy
-from cachemgr.eviction.contract import EvictionPolicy
+from cachemgr.eviction.contract import EvictionPolicy, SlotOrder
+from cachemgr.eviction.ledger import check_shares
 from cachemgr.eviction.replay import PolicyCache
+from cachemgr.eviction.shares import Shares
 
-__all__ = ["AdaptivePolicy", "EvictionPolicy", "PolicyCache"]
+__all__ = ["AdaptivePolicy", "EvictionPolicy", "PolicyCache", "Shares", "SlotOrder", "check_shares"]

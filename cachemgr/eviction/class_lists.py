@@ -78,5 +78,15 @@ class ClassLists:
         slot = self.newer[self.first_sentinel + which]
         return slot if slot < self.first_sentinel else None
 
+    def check_integrity(self, sets: npt.NDArray[np.uint8]) -> None:
+        """AssertionError unless every slot is in a list of its set, or in none; of all sets, O(n)."""
+        for sentinel in range(self.first_sentinel, len(self.newer)):
+            slot, before = self.newer[sentinel], sentinel
+            while slot != sentinel:
+                own = (sentinel - self.first_sentinel) // self._lists
+                assert sets[slot] == own, f"slot {slot} of set {sets[slot]} is in a list of {own}"
+                assert self.older[slot] == before, f"slot {slot} is linked one way"
+                slot, before = self.newer[slot], slot
+
     def __contains__(self, slot: int) -> bool:
         return self.newer[slot] != -1
