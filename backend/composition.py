@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from backend.access import Access, open_access, open_acl_access
-from backend.admin import Administrator, NoCommands
+from backend.admin import AdminDesk, Administrator, NoCommands, PublicPrefixes
 from backend.first_release import open_first
 from backend.metrics import Instruments, Reading
 from backend.open_release import OpenRelease
@@ -54,8 +54,13 @@ def open_decoder(
         access = access or _access(node, model)
         undo.callback(access.authoriser.close)
         access.authoriser.follow(process.tenancy.set_shares)
+        public = PublicPrefixes(node.access.public_dir, model)
+        undo.callback(public.close)
+        public.follow(process.tenancy.set_public)
+        public.start()
         beyond = _reach(node, settings, process)
         undo.callback(beyond.close)
+        admin = AdminDesk(public, shares=lambda: process.tenancy.shares, hot=beyond.hot)
         opener = ReleaseOpener(model, version_dir, node=node, beyond=beyond, process=process)
         if settings.swap == "off":  # whoever loads wants this one
             serving = opener.current(beside=None, run=at_once)
@@ -63,7 +68,7 @@ def open_decoder(
             serving = open_first(opener, version_dir, run=at_once)
         undo.pop_all()
     give_back_freed_memory()
-    loop, admission, watchdog = process.start_serving(serving, access, NoCommands())
+    loop, admission, watchdog = process.start_serving(serving, access, admin)
     recheck = Recheck(
         trust=node.trust,
         recheck_s=min(settings.recheck_s, node.recheck.recheck_s or settings.recheck_s),
@@ -89,7 +94,8 @@ def open_decoder(
     )
     return DecoderService(
         serving, loop=loop, admission=admission, replies=process.replies, watchdog=watchdog,
-        drain_s=settings.drain_s, swapper=swapper, recheck=recheck, beyond=beyond, access=access,
+        drain_s=settings.drain_s, swapper=swapper, recheck=recheck, beyond=beyond,
+        follows=(access.authoriser.close, public.close),
     )  # fmt: skip
 
 

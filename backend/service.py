@@ -8,12 +8,11 @@ Knows nothing of Triton: requests are names and arrays, the way back is a `Sende
 Threads: `handle` on the server's thread (T1); `close` once, after the last `handle`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy.typing as npt
 
-from backend.access import Access
 from backend.admission import Admission
 from backend.errors import Overloaded
 from backend.generation import Generation
@@ -41,9 +40,12 @@ class DecoderService:
         swapper: Swapper | None = None,
         recheck: Recheck | None = None,
         beyond: Beyond | None = None,
-        access: Access | None = None,
+        follows: Iterable[Callable[[], None]] = (),
     ) -> None:
-        """Without a swapper, `serving` serves to the end; with one, it is the swapper's to close."""
+        """Without a swapper, `serving` serves to the end; with one, it is the swapper's to close.
+
+        `follows`: what ends the threads that follow files.
+        """
         self._serving = serving if swapper is None else None
         self._loop = loop
         self._admission = admission
@@ -53,7 +55,7 @@ class DecoderService:
         self._swapper = swapper
         self._recheck = recheck
         self._beyond = beyond or NothingBeyond()
-        self._access = access
+        self._follows = tuple(follows)
         replies.start()
         loop.start()
         watchdog.start()
@@ -106,8 +108,8 @@ class DecoderService:
         self._watchdog.stop()
         self._replies.stop()
         serving = self._swapper.serving if self._swapper is not None else self._serving
-        if self._access is not None:
-            self._access.authoriser.close()
+        for end in self._follows:
+            end()
         try:
             if serving is not None and ended:
                 serving.close()

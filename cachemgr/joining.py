@@ -34,6 +34,12 @@ class Beyond(Protocol):
         """By tier ("peer", "redis", "lmdb", "" for all): totals (`…_total`) and gauges (every other name)."""
         ...
 
+    def hot(self) -> Mapping[str, float]:
+        """Segments of this node that others read most, in hex, and their reads per second. For admins only:
+        who knows a name of a block knows that somebody asked for its prompt.
+        """
+        ...
+
     def close(self) -> None:
         """Say goodbye, write what waits, free sockets and threads. After the caches. Idempotent."""
         ...
@@ -48,6 +54,10 @@ class NothingBeyond:
 
     def counters(self) -> Mapping[str, Mapping[str, float]]:
         """Nothing to count."""
+        return {}
+
+    def hot(self) -> Mapping[str, float]:
+        """Nobody reads here."""
         return {}
 
     def close(self) -> None:

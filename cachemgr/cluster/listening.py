@@ -124,6 +124,10 @@ class Listening:
             "vnode_qps": max(rates, default=0.0),
         }
 
+    def hot(self) -> dict[str, float]:
+        """The segments that are read most, in hex, and their reads per second, for whoever may know."""
+        return {segment.hex(): rate for segment, rate in self._hot.top()}
+
     async def forget(self, store: HostStore) -> None:
         """A store goes away: nothing here uses it any more when this returns."""
         await self.mover.forget(store)

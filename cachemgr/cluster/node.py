@@ -92,6 +92,10 @@ class ClusterNode:
             figures |= self.listening.counters()
         return figures
 
+    def hot(self) -> dict[str, float]:
+        """Segments by reads per second, as far as this process is the node."""
+        return self.listening.hot() if self.listening is not None else {}
+
     async def close(self) -> None:
         """Leave the cluster."""
         try:

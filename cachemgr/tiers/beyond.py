@@ -35,6 +35,7 @@ class OpenedBeyond:
     def __init__(self, make: Callable[[IoThread], Sources]) -> None:
         """What `make` or opening what it made raises leaves nothing behind."""
         self._figures: dict[str, dict[str, float]] = {}
+        self._hot: dict[str, float] = {}
         self._doors: dict[HostStore, TiersDoor] = {}
         self._past: dict[str, float] = {}
         """Totals of doors that are closed."""
@@ -55,6 +56,10 @@ class OpenedBeyond:
     def counters(self) -> Mapping[str, Mapping[str, float]]:
         """By tier, as of a moment ago."""
         return self._figures
+
+    def hot(self) -> Mapping[str, float]:
+        """Segments that are read most, as of a moment ago."""
+        return self._hot
 
     def close(self) -> None:
         """After the caches. Idempotent."""
@@ -108,6 +113,7 @@ class OpenedBeyond:
             for name, value in counted.items():
                 doors[name] = doors.get(name, 0.0) + value
         self._figures = {**self.sources.counters(), "": doors}
+        self._hot = self.sources.hot()
         return _FIGURES_S
 
     async def _close(self) -> None:

@@ -98,6 +98,10 @@ class Sources:
                 figures.setdefault(name, {}).update(values)
         return figures
 
+    def hot(self) -> dict[str, float]:
+        """Segments that are read most here, in hex, and their reads per second."""
+        return self.node.hot() if self.node is not None else {}
+
     async def close(self) -> None:
         """Let go of everything. Idempotent."""
         await self._fetching.close()
