@@ -36,6 +36,7 @@ EXAMPLES = (
     b"\x00" + b'[principals."\\u001b[31m"]\nmodels = ["*"]',
     b"\x00" + b"[principals.x]\nmodels = [" + b'"*",' * 2000 + b"]",
     b"\x00" + _FILE.replace(b"2099-01-01T00:00:00Z", b"0001-01-01T00:00:00+23:59"),
+    b"\x00" + _FILE + b"[namespaces.bob]\nmin_share = 0.8\n",
     b"\x01\x02\x01" + chunked(b"sha256") + b"\x00" + b"\x00\x05",
     b"\x01\x04\x01\x03",
     b"\x02" + _RIGHT.encode(),

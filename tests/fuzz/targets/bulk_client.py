@@ -3,6 +3,8 @@
 import asyncio
 import struct
 
+import msgspec
+
 from cachemgr.cluster.bulk.client_calls import GetCall, PutCall
 from cachemgr.cluster.bulk.client_channel import ClientChannel
 from cachemgr.cluster.bulk.frames import (
@@ -44,6 +46,8 @@ def _places() -> bytes:
 
 
 _CUT = nodes().shard(0)
+_NOWHERE = msgspec.msgpack.encode([[["/none.arena", 1, 2]], [5] * 8, [0] * 8])
+"""Blocks of a file that is not named."""
 EXAMPLES = tuple(
     bytes([piece]) + frames
     for piece, frames in (
@@ -53,6 +57,7 @@ EXAMPLES = tuple(
         (255, pack_frame(BLOCK, 1, BLOCK_META.pack(0) + _CUT[:160]) + pack_frame(SLICE, 1, _CUT[160:])),
         (255, pack_frame(WANT, 2, struct.pack("<2I", 0, 1)) + pack_frame(ACK, 2, ACKED.pack(0, 1))
             + pack_frame(END, 2, _END)),
+        (255, pack_frame(PLACES, 1, _NOWHERE) + pack_frame(END, 1, _END)),
         (255, pack_frame(GOAWAY, 0) + pack_frame(END, 1, encode(Ended("busy", 1, bytes(16))))),
     )
 )  # fmt: skip

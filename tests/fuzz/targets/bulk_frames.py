@@ -28,6 +28,7 @@ _BODIES = (Request, Places, Ended)
 EXAMPLES = (
     b"\x00" + pack_head(3, 7, 1000),
     b"\x01" + pack_head(10, 7, 1000),
+    b"\x00" + pack_head(4, 7, 2**32 - 1),
     b"\x02" + pack_hello(Hello((1, 2), bytes(32), NodeId("node-1"))),
     b"\x03" + pack_welcome(Welcome(2, 0, NodeId("node-1"))),
     b"\x04" + encode(Request(bytes(16), 1, bytes(16), 1000, bytes(48), True)),

@@ -34,6 +34,7 @@ EXAMPLES = (
     ),
     _messages({"role": "user", "content": "{0.__class__.__mro__}{m.__init__.__globals__}"}),
     _messages({"role": "user", "content": "x" * 3000}) * 1,
+    _messages({"role": "user", "content": "x" * 6000}),
     b'[{"role": "user", "content": "\\ud800"}]',
     b"[" * 20_000,
     b'[{"role": "user", "content": ' * 3000,

@@ -36,6 +36,7 @@ EXAMPLES = (
     _at(_FIRST_PACKED, pack_names(nodes().names)),
     _at(_FIRST_PACKED + 1, pack_addresses([*nodes().addresses, None])),
     _at(_FIRST_PACKED + 2, pack_arcs(_ARCS) * 2),
+    _at(_FIRST_PACKED + 2, pack_arcs(np.array([1, 4], np.uint64)) + pack_arcs(np.array([5, 9], np.uint64))),
     _at(1, b"\x81" * 20_000),
     _at(1, b"\x81\xdb\xff\xff\xff\xff"),
     _at(13, b"\x81\xa6status\xdf\xff\xff\xff\xff"),

@@ -9,6 +9,7 @@ _INFO = TensorRTInfo(version="10.16.0.72", compute_capability="9.0", gpu_name="G
 EXAMPLES = (
     encode_manifest(tiny_manifest(TINY_FILES)),
     encode_manifest(tiny_manifest(TINY_FILES, runtime="tensorrt", tensorrt=_INFO)),
+    encode_manifest(tiny_manifest(TINY_FILES, release=-1)),
     b"[" * 20_000,
     b'{"files": ' * 5_000,
     b'{"release": ' + b"9" * 100_000 + b"}",

@@ -21,6 +21,7 @@ _PARAMETERS = (
     "timeout", "api_key", "authorization", "temperature", "stream", "triton_x", CALL, PROBE, "seed", "\u017f",
 )  # fmt: skip
 EXAMPLES = (
+    b"\x01\x01\x01" + bytes([_PARAMETERS.index("triton_x")]),
     b"\x01\x00\x02\x01\x03" + b"\x01" + b"\x01\x00\x00" + chunked(b"hi"),
     b"\x02\x01\x04\x00\x07\x02\x05\x01\x02\x01",
     b"\x00\x02\x01" + bytes([_NAMES.index("text_output"), 0]) + chunked(b"17"),

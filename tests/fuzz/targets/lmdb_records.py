@@ -22,6 +22,7 @@ EXAMPLES = (
     b"\x00" + (_KEY(nodes().names[0]) + bytes(RECORD_NBYTES)) * 2,
     b"\x01" + b"".join(nodes().shard(at) for at in range(HELD)),
     b"\x01" + nodes().shard(0) + nodes().shard(0),
+    b"\x01" + nodes().shard(0)[:300],
 )
 
 

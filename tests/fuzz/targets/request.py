@@ -11,7 +11,7 @@ from backend.errors import InvalidRequest
 from backend.io import INPUTS, Port, PortType
 from tests.backend.parsing.requests_made import CALLER, LIMITS, NOW, VOCAB, Inputs, parse
 from tests.fuzz.contract import plain
-from tests.fuzz.source import Source, as_json, chunked
+from tests.fuzz.source import TEXTS, Source, as_json, chunked
 
 _DTYPES = (
     "?", "b", "B", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", ">i4", "<c8", "S3", "U2",
@@ -39,6 +39,7 @@ EXAMPLES = (
     b"\x01" + _right("messages", b"\x00" + chunked(b'[{"role": "user", "content": "x"}]')) + b"\x00",
     b"\x02" + _HELLO + _right("sampling_parameters", b"\x00" + chunked(b'{"top_p": 0.5}')) + b"\x00",
     b"\x02" + _HELLO + _right("seed", b"\xff" * 8) + b"\x02\x1f\x02\x01\x07\x20\x04\x01\x0b",
+    b"\x01" + _HELLO + bytes([1, _NAMES.index("cache_salt"), 4, 1, TEXTS.index("\ud800")]),
     b"\x02" + _HELLO + bytes([3, 1, 10, 0]) + b"\xff" * 64,
 )
 

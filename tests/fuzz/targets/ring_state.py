@@ -12,6 +12,7 @@ _MOVED = RingState(7, _STATE.nodes, {"a#3": "b"}, 1)
 _KEPT = msgspec.json.encode(KeptRings(_MOVED, (ReplacedRing(_STATE, 5.0),), 6.0, True))
 _MOST_NODES = 8  # owner tables of larger rings take a while, as they should
 EXAMPLES = (
+    b"\x00" + encode_ring(_STATE).replace(b'"epoch":1', b'"epoch": 1'),
     b"\x00" + encode_ring(_STATE), b"\x00" + encode_ring(_MOVED), b"\x01" + _KEPT,
     b"\x00" + b"[" * 20_000, b"\x01" + b'{"current":' * 5_000, b"\x01" + b'{"\x1b[31m": 1}',
     b"\x00" + encode_ring(_MOVED).replace(b'"a#3"', b'"a#' + b"9" * 400 + b'"'),

@@ -24,6 +24,7 @@ EXAMPLES = (
     ),
     b"\x00" + _file({"a": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 2**62]}}),
     b"\x00" + _file({"a": {"dtype": "F32", "shape": [0, 5], "data_offsets": [8, 8]}}),
+    b"\x00" + _file({"a": {"dtype": "F32", "shape": [8], "data_offsets": [48, 80]}}),
     b"\x01" + json.dumps({"weight_map": {"a": "one.safetensors"}}).encode(),
     b"\x01" + json.dumps({"weight_map": {"a": "../one.safetensors"}}).encode(),
     b"\x00" + (20_000).to_bytes(8, "little") + b"[" * 20_000,

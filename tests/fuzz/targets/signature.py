@@ -1,5 +1,6 @@
 """model.sig: whatever its bytes, it vouches for what was signed or for nothing."""
 
+import base64
 import functools
 import json
 from pathlib import Path
@@ -26,8 +27,18 @@ def _signed() -> tuple[Path, bytes, dict[str, str]]:
     return public, bundle, dict(verify_signature(bundle, [public]))
 
 
+def _altered() -> bytes:
+    """The same signature over another digest."""
+    bundle = json.loads(_signed()[1])
+    payload = base64.b64decode(bundle["dsseEnvelope"]["payload"])
+    digest = _signed()[2]["model.onnx"].encode()
+    bundle["dsseEnvelope"]["payload"] = base64.b64encode(payload.replace(digest, b"0" * 64)).decode()
+    return json.dumps(bundle).encode()
+
+
 EXAMPLES = (
     _signed()[1],
+    _altered(),
     json.dumps(json.loads(_signed()[1]) | {"mediaType": "x"}).encode(),
     b"[" * 20_000,
     b"{}",

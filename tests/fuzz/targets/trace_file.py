@@ -10,6 +10,8 @@ EXAMPLES = (
     b'{"hash_ids": [' + b"9" * 5000 + b"]}",
     b'{"hash_ids": ' + b"[" * 20_000,
     b'{"hash_ids": [1], "timestamp": 1e999}',
+    b'{"hash_ids": ["\xff"]}',
+    b'{"\xff": 1}',
 )
 
 
