@@ -75,6 +75,11 @@ class BlockHasher:
         chains = [list(self._public_names(self._token_fields(prefix))) for prefix in prefixes]
         self._public = _Public(frozenset().union(*chains), max(map(len, chains), default=0))
 
+    @property
+    def public_names(self) -> frozenset[BlockHash]:
+        """Names of all blocks that are public now."""
+        return self._public.names
+
     def public_blocks(self, tokens: npt.NDArray[Any], *, salt: str) -> int:
         """See PrefixCache."""
         public = self._public

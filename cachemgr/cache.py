@@ -43,6 +43,7 @@ from cachemgr.contract import (
     Sink,
 )
 from cachemgr.counts import Counts
+from cachemgr.eviction import check_shares
 from cachemgr.host_tier import HostTier
 from cachemgr.lease import FetchingLease, Reservation, SlotLease
 from cachemgr.no_pins import NoPins
@@ -120,9 +121,11 @@ class HostCache:
     def set_public(self, prefixes: Sequence[npt.NDArray[np.int64]]) -> None:
         """See PrefixCache."""
         self._hasher.set_public(prefixes)
+        self._tier.table.set_public(self._hasher.public_names)
 
     def set_shares(self, shares: Mapping[str, NamespaceShare]) -> None:
-        """See PrefixCache."""
+        """See PrefixCache. ValueError for what cannot be kept; nothing has changed then."""
+        check_shares(shares)
         self._shares = dict(shares)
         self._tier.table.set_shares(self._shares)
 
@@ -342,6 +345,7 @@ class HostCache:
         )
         tier.table.declines = not self._remote.active
         tier.table.set_shares(self._shares)
+        tier.table.set_public(self._hasher.public_names)
         return tier
 
     def _follow_secrets(self) -> None:

@@ -12,7 +12,7 @@ from cachemgr.counts import Counts
 from cachemgr.eviction.ledger import MOST_NAMED, Ledger
 from cachemgr.shard import address_of
 from cachemgr.slot_table import SlotTable
-from tests.cachemgr.host import Host, chain, payload_of, read
+from tests.cachemgr.host import FORMAT, Host, chain, payload_of, read
 
 SLOTS = 40
 HOT = 10
@@ -134,6 +134,20 @@ def test_public_blocks_count_to_nobody_and_what_follows_them_to_its_namespace() 
     table.unpin(table.pin(hashes, namespace="a"))
     assert table.usage() == {"a": 0, "b": 4, "": 2}
     table.check_integrity(range(SLOTS))
+
+
+def test_a_public_prefix_of_the_cache_is_nobodys(host: Host) -> None:
+    cache = host.open(blocks=SLOTS)
+    cache.set_shares(GUARDED)
+    tokens = np.arange(6 * FORMAT.block_tokens)
+    cache.set_public([tokens[: 2 * FORMAT.block_tokens]])
+    public = cache.public_blocks(tokens)
+    ours = cache.hashes(tokens, namespace="b", public=public)
+    write(cache, ours, namespace="b")
+    theirs = cache.hashes(tokens, namespace="a", public=public)
+    assert use(cache, theirs, namespace="a") == public == 2
+    assert cache.usage() == {"a": 0, "b": 4, "": 2}
+    cache.check_integrity()
 
 
 def test_who_is_named_no_more_leaves_blocks_to_all_and_a_lower_quota_is_reached_by_and_by(host: Host) -> None:
