@@ -251,3 +251,10 @@ def test_leaving_more_often_than_entering_is_a_fault_of_ours(allowances):
     allowances.leave(caller("a"), tokens=0)
     with pytest.raises(AssertionError, match="left more often"):
         allowances.leave(caller("a"), tokens=0)
+
+
+def test_room_that_becomes_known_later_counts_from_then_on(clock):
+    allowances = CountedAllowances(0, lambda: 2, clock)
+    assert enter_all(allowances, caller("a")) == 1
+    allowances.bound(12)
+    assert enter_all(allowances, caller("a")) == 5
