@@ -23,8 +23,8 @@ _NODE = """
   tensorcache cert node gpu-7/ --ca ca/ --cluster prod --node gpu-7 --host 10.0.0.7 --host gpu-7.example
   tensorcache cert node gpu-7/ --ca ca/ --cluster prod --node gpu-7 --host 10.0.0.7 --renew
 
---cluster and --node are those of the node's tensorcache.toml. Nodes know each other by them; hosts are for
-`tensorcache ring --at HOST:PORT`. A new key wants a new folder.
+--cluster and --node are `cluster` and `id` under [node] in the node's tensorcache.toml: by them nodes know each
+other. Hosts are for `tensorcache ring --at HOST:PORT`. A new key wants a new folder.
 """
 _SHOW = """
   tensorcache cert show gpu-7/node.crt          # with node.key and ca.crt beside it: all that a node checks
@@ -42,12 +42,12 @@ def add_parser(verbs: Verbs) -> None:
     node = add_verb(parts, "node", summary="make a node's key and certificate", examples=_NODE)
     for parser, days in ((ca, 3650), (node, 365)):
         parser.add_argument("folder", type=path, metavar="DIR", help="where to write; never overwrites a key")
-        parser.add_argument("--cluster", required=True, metavar="NAME", help="[cache] cluster of its nodes")
+        parser.add_argument("--cluster", required=True, metavar="NAME", help="[node] cluster of its nodes")
         parser.add_argument(
             "--days", type=positive, default=days, metavar="N", help="until it ends (default %(default)s)"
         )
     node.add_argument("--ca", type=path, required=True, metavar="DIR", help="folder of `tensorcache cert ca`")
-    node.add_argument("--node", required=True, metavar="ID", help="[cache] node: its id on the ring")
+    node.add_argument("--node", required=True, metavar="ID", help="[node] id: its name on the ring")
     node.add_argument(
         "--host", action="append", default=[], metavar="HOST", help="name or address it is reached at; repeat"
     )

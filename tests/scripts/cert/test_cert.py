@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from backend.settings import read_node_settings
 from cachemgr import ClusterSettings
 from cachemgr.cluster.certificates import certificates_of
+from cachemgr.joining import open_beyond
 from cachemgr.ring import NodeSpec
 from scripts.cli import main
 from tests.cachemgr.cluster.certificates import Authority
+from tests.free_ports import free_ports
 
 Capture = pytest.CaptureFixture[str]
 
@@ -133,3 +136,26 @@ def test_an_authority_needs_its_own_key(made: Path, tmp_path: Path, capsys: Capt
     (made / "ca" / "ca.key").write_bytes((tmp_path / "other" / "ca.key").read_bytes())
     assert node(made, name="gpu-8") == 2
     assert "is not the key of" in capsys.readouterr().err
+
+
+def test_people_ask_a_node_with_what_was_made(tmp_path: Path, capsys: Capture) -> None:
+    """The whole way: two commands, a node that starts with their files, a third command that asks it."""
+    assert cert("ca", tmp_path / "ca", "--cluster", "prod") == 0
+    assert node(tmp_path, "--host", "127.0.0.1") == 0
+    printed = capsys.readouterr().out
+    (port,) = free_ports(1)
+    config = tmp_path / "tensorcache.toml"
+    config.write_text(
+        f'[node]\ncluster = "prod"\nid = "gpu-7"\n[host]\nbytes = 0\ndirectory = "{tmp_path}"\n'
+        f'{printed[printed.index("[cluster]") :]}listen = "127.0.0.1:{port}"\n'
+        f'[[cluster.members]]\nid = "gpu-7"\naddress = "127.0.0.1:{port}"\n'
+    )
+    settings = read_node_settings(config)
+    running = open_beyond(settings.cache, settings.cluster)
+    try:
+        assert main(["ring", "show", "--config", str(config)]) == 0
+        assert "gpu-7" in capsys.readouterr().out
+        assert main(["ring", "show", "--at", f"127.0.0.1:{port}", "--cluster", "prod", "--timeout", "5"]) == 1
+        assert "--config" in capsys.readouterr().err
+    finally:
+        running.close()

@@ -1,13 +1,14 @@
 """Control calls between nodes that show certificates: each is who its certificate says, or is not heard."""
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from cachemgr.cluster.certificates import Certificates
+from cachemgr.cluster.certificates import Certificates, dns_name
 from cachemgr.cluster.control.grpc_service import GrpcChannel, ask
 from cachemgr.cluster.control.messages import (
     HELLO,
@@ -92,6 +93,24 @@ def test_who_speaks_without_tls_is_refused(tmp_path: Path) -> None:
             assert await trouble_of(plain, HELLO, HelloRequest()) is Trouble.LOST
             await plain.close()
             assert await b.to(a).exchange_ring(deadline=b.within()) is not None
+
+    run(test)
+
+
+def test_the_newest_tls_is_spoken(tmp_path: Path) -> None:
+    """With who can speak it: nobody between two nodes can talk them down."""
+
+    async def test() -> None:
+        ours = Authority(tmp_path)
+        async with cluster(tmp_path, "a", authority=ours) as (a,):
+            context = ours.certificates("b").loaded.client
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.set_alpn_protocols(["h2"])
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", a.port, ssl=context, server_hostname=dns_name(CLUSTER, "a")
+            )
+            assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+            writer.transport.abort()
 
     run(test)
 
