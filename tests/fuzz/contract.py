@@ -36,7 +36,8 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Target:
-    return cast(Target, importlib.import_module(f"tests.fuzz.targets.{name}"))
+    """The target of that name; a dotted one is a module of its own."""
+    return cast(Target, importlib.import_module(name if "." in name else f"tests.fuzz.targets.{name}"))
 
 
 def seeds(name: str) -> list[Path]:

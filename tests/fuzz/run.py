@@ -30,11 +30,13 @@ _GRACE_S = 120
 def main(words: list[str]) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
-    parser.add_argument("target", choices=["all", *names()])
+    parser.add_argument("target", help=f"all, one of {', '.join(names())}, or a module")
     parser.add_argument("--seconds", type=int, default=60, help="for each target")
     parser.add_argument("--replay", type=Path, help="one input, without atheris")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(words)
+    if given.target not in ("all", *names()) and "." not in given.target:
+        parser.error(f"there is no target {given.target!r}")
     if given.replay is not None:
         load(given.target).target(given.replay.read_bytes())
         return 0
