@@ -23,7 +23,7 @@ _NODE = """
   tensorcache cert node gpu-7/ --ca ca/ --cluster prod --node gpu-7 --host 10.0.0.7 --host gpu-7.example
   tensorcache cert node gpu-7/ --ca ca/ --cluster prod --node gpu-7 --host 10.0.0.7 --renew
 
---cluster and --node are `cluster` and `id` under [node] in the node's tensorcache.toml: by them nodes know each
+--cluster and --node are cluster and id under [node] in its tensorcache.toml: by them nodes know each
 other. Hosts are for `tensorcache ring --at HOST:PORT`. A new key wants a new folder.
 """
 _SHOW = """
