@@ -17,6 +17,7 @@ from scripts import (
     install,
     keygen,
     probe,
+    public,
     releases,
     ring,
     rollback,
@@ -33,7 +34,7 @@ from scripts.refusals import one_line_errors
 
 VERBS = (
     build, keygen, sign, verify, deploy, rollback, releases, install, secret, serve, probe, demo, run,
-    benchmarks, cluster, ring, cert, acl, simulate,
+    benchmarks, cluster, ring, cert, acl, public, simulate,
 )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def kept(engine, small_release):
 
 @pytest.fixture
 def cache(kept, tmp_path):
-    return host_cache(kept.spec, tmp_path)
+    return host_cache(kept.spec, tmp_path, host_bytes=8 << 20)
 
 
 @pytest.fixture
