@@ -17,7 +17,7 @@ from cachemgr.slot_state import SlotState, slices
 
 _CLAIMED_AT_ONCE = 16
 """Each may cost an eviction."""
-_MOVED_AT_ONCE = 512
+_MOVED_AT_ONCE = 256
 _TRIMMED_AT_ONCE = 8
 
 
