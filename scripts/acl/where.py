@@ -1,6 +1,7 @@
 """Which acl file `tensorcache acl` speaks of, and where a credential to look at comes from."""
 
 import argparse
+import re
 import stat
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from scripts.serving import CONFIG
 
 STDIN = Path("-")
 _MAX_CREDENTIAL = 256
+_CREDENTIAL = re.compile("[a-z0-9-]{1,63}[.][A-Za-z0-9_-]{43}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ def add_key_file(parser: argparse.ArgumentParser, *, required: bool = False) -> 
 
 def credential_in(file: Path) -> str:
     """The credential. UsageError if there is none; what the file holds is never said."""
+    if _CREDENTIAL.fullmatch(file.name):
+        raise UsageError(
+            "--key-file: names a file, and not the credential: every user of this machine could read that just "
+            "now, so make another key"
+        )
     if file == STDIN:
         text = sys.stdin.read(_MAX_CREDENTIAL + 3)
     else:
