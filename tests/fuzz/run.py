@@ -41,7 +41,7 @@ def main(words: list[str]) -> int:
         load(given.target).target(given.replay.read_bytes())
         return 0
     if importlib.util.find_spec("atheris") is None:
-        print("atheris is not installed; there are wheels for CPython 3.11 and 3.12 on Linux")
+        print("atheris is not installed; there are wheels for CPython 3.11 and 3.12 on Linux, x86-64")
         return 2
     if given.inside is not None:
         fuzz(given.target, given.seconds, corpus=given.inside)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.contract import SEEDS, load, names, plain, seeds
 
-EXAMPLES = 150
+EXAMPLES = 100
 INTERESTING = tuple(
     number.to_bytes(width, order, signed=number < 0)
     for width in (1, 2, 4, 8)
