@@ -23,6 +23,7 @@ Threads: owned by the step loop; nothing here blocks, sleeps or knows of threads
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import islice
 
 import msgspec
@@ -83,7 +84,7 @@ class Scheduler:
         self._reuse = reuse
         self._limits = limits
         self._half = max(1, spec.lanes // 2)
-        self._turns = Turns()
+        self._turns = Turns(self._half)
         self._deadlines = Deadlines()
         self._preemptions = 0
         self._running: list[Sequence] = []
@@ -225,19 +226,19 @@ class Scheduler:
 
     def _admit(self, plan: Plan) -> None:
         """Give out lanes, and take one back for each principal that has fewer than half and finds none."""
-        passed: set[str] = set()
-        while (line := self._turns.next(without=passed, half=self._half)) is not None:
-            passed.add(line.principal)
+        order = self._turns.order() if self._lanes.free or self._turns.above else []
+        while order:
+            line = heappop(order)[-1]
             giver = None if self._lanes.free else self._giver(line)
             if giver is None and not self._lanes.free:
-                continue
+                return  # nor for those behind: they hold more, or find the same
             seq = self._first_ready(line)
             if seq is None or not self._may_return(seq, line):
                 continue
             if giver is not None:
                 self._preempt(giver)
-            if self._place(seq, plan) and giver is None:
-                passed.remove(line.principal)
+            if self._place(seq, plan) and giver is None and line.waiting:
+                heappush(order, self._turns.key(line))
 
     def _place(self, seq: Sequence, plan: Plan) -> bool:
         """Give a sequence the lane that is free; False if the engine fails it."""
@@ -255,10 +256,10 @@ class Scheduler:
 
     def _giver(self, line: Line) -> Sequence | None:
         """Whoever must give a lane to `line`: of the one principal that holds more than half, if any."""
-        if line.held >= self._half:
+        above = self._turns.above
+        if line.held >= self._half or above is None:
             return None
-        above = [other.principal for other in self._turns.lines if other.held > self._half]
-        return choose(self._running, above[0]) if above else None
+        return choose(self._running, above.principal)
 
     def _may_return(self, seq: Sequence, line: Line) -> bool:
         """False for one that was preempted while whoever may take its lane again still waits."""

@@ -18,6 +18,7 @@ Threads: owned by the step loop.
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heapify
 
 from backend.sequence import Sequence
 
@@ -34,15 +35,23 @@ class Line:
     """Number of the last part of a prefill it was given: the lowest is next."""
 
 
+Turn = tuple[bool, float, int, Line]
+"""Compared by what comes first: holds half of the lanes, was served, the ticket of its first."""
+
+
 class Turns:
     """The lines of all principals."""
 
-    def __init__(self) -> None:
+    def __init__(self, half: int) -> None:
+        """`half` of the lanes, at least one."""
+        self._half = half
         self._lines: dict[str, Line] = {}
         self._now = 0.0
         self._parts = 0
         self.waiting = 0
         """Sequences in all lines."""
+        self.above: Line | None = None
+        """Who holds more than half of the lanes: one at most."""
 
     def __iter__(self) -> Iterator[Sequence]:
         """All that wait, by principal."""
@@ -86,10 +95,15 @@ class Turns:
         self.waiting -= 1
         self._tidy()
 
-    def next(self, *, without: Collection[str], half: int) -> Line | None:
-        """Who is next among those with somebody waiting: first of all, who holds fewer than `half` lanes."""
-        waiting = [line for line in self._lines.values() if line.waiting and line.principal not in without]
-        return min(waiting, key=lambda line: (line.held >= half, line.served), default=None)
+    def order(self) -> list[Turn]:
+        """A heap of those with somebody waiting: first who holds fewer than half of the lanes."""
+        heap = [self.key(line) for line in self._lines.values() if line.waiting]
+        heapify(heap)
+        return heap
+
+    def key(self, line: Line) -> Turn:
+        """Where a line stands in `order` now."""
+        return line.held >= self._half, line.served, next(iter(line.waiting)), line
 
     def placed(self, seq: Sequence) -> None:
         """A sequence that waited got a lane, with what the cache had of it."""
@@ -97,12 +111,16 @@ class Turns:
         self._now = max(self._now, min(other.served for other in self._lines.values() if other.waiting))
         line.served += seq.length - seq.written + seq.unsampled
         line.held += 1
+        if line.held > self._half:
+            self.above = line
         self.remove(seq)
 
     def left(self, seq: Sequence) -> None:
         """A sequence gave its lane back."""
         line = self._lines[seq.request.principal]
         line.held -= 1
+        if line is self.above and line.held <= self._half:
+            self.above = None
         line.served -= seq.unsampled
         self._tidy()
 
@@ -128,6 +146,8 @@ class Turns:
             held[seq.request.principal] = held.get(seq.request.principal, 0) + 1
         lines = {name: line.held for name, line in self._lines.items() if line.held}
         assert lines == held, f"lanes are counted as {lines}, held {held}"
+        above = [line for line in self._lines.values() if line.held > self._half]
+        assert above == ([self.above] if self.above else []), "more than half is held by another"
         waiting = sum(len(line.waiting) for line in self._lines.values())
         assert self.waiting == waiting, f"{self.waiting} are said to wait, {waiting} do"
         for line in self._lines.values():

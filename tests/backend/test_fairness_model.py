@@ -1,4 +1,4 @@
-"""Any arrivals of any principals: lanes are shared by the rule, everybody ends, and says what a lone run says."""
+"""Any arrivals of any principals: lanes are shared by the rule, and every answer is that of a lone run."""
 
 from dataclasses import dataclass
 

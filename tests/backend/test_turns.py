@@ -16,9 +16,8 @@ def sequence(
     )
 
 
-def place_next(turns: Turns, *, half: int = 100) -> Sequence:
-    line = turns.next(without=(), half=half)
-    assert line is not None
+def place_next(turns: Turns) -> Sequence:
+    line = turns.order()[0][-1]
     seq = next(iter(line.waiting.values()))
     turns.placed(seq)
     return seq
@@ -36,15 +35,15 @@ def order_of(turns: Turns, count: int) -> str:
 
 
 def test_one_principal_is_served_in_order_of_arrival():
-    turns = Turns()
+    turns = Turns(half=100)
     for ticket in (3, 5, 9):
         turns.append(sequence(ticket))
     assert [place_next(turns).ticket for _ in range(3)] == [3, 5, 9]
-    assert turns.next(without=(), half=1) is None
+    assert not turns.order()
 
 
 def test_a_flood_and_a_trickle_take_turns():
-    turns = Turns()
+    turns = Turns(half=100)
     for ticket in range(20):
         turns.append(sequence(ticket, "a"))
     for ticket in range(20, 23):
@@ -55,7 +54,7 @@ def test_a_flood_and_a_trickle_take_turns():
 
 
 def test_turns_are_counted_in_tokens():
-    turns = Turns()
+    turns = Turns(half=100)
     for ticket in range(30):
         turns.append(sequence(ticket, "a", size=30, max_tokens=10))
         turns.append(sequence(100 + ticket, "b", size=5, max_tokens=5))
@@ -65,7 +64,7 @@ def test_turns_are_counted_in_tokens():
 
 
 def test_nobody_saves_up_turns_while_it_asks_for_nothing():
-    turns = Turns()
+    turns = Turns(half=100)
     for ticket in range(40):
         turns.append(sequence(ticket, "a"))
     order_of(turns, 20)
@@ -75,7 +74,7 @@ def test_nobody_saves_up_turns_while_it_asks_for_nothing():
 
 
 def test_what_was_not_sampled_is_given_back():
-    turns = Turns()
+    turns = Turns(half=100)
     for ticket in range(40):
         turns.append(sequence(ticket, "a", max_tokens=500))
         turns.append(sequence(100 + ticket, "b", max_tokens=10))
@@ -89,17 +88,17 @@ def test_what_was_not_sampled_is_given_back():
 
 
 def test_who_holds_less_than_half_comes_first():
-    turns = Turns()
+    turns = Turns(half=1)
     turns.append(sequence(1, "a"))
     turns.append(sequence(2, "a", size=1, max_tokens=1))
     turns.append(sequence(3, "b", size=100))
-    assert place_next(turns, half=1).ticket == 1
-    assert place_next(turns, half=1).ticket == 3
-    assert place_next(turns, half=1).ticket == 2
+    assert [place_next(turns).ticket for _ in range(3)] == [1, 3, 2]
+    assert turns.above is not None
+    assert turns.above.principal == "a"
 
 
 def test_lines_are_forgotten_when_nobody_needs_them():
-    turns = Turns()
+    turns = Turns(half=100)
     for number in range(50):
         turns.append(sequence(number, str(number)))
     for seq in list(turns):
@@ -115,7 +114,7 @@ def test_lines_are_forgotten_when_nobody_needs_them():
 
 
 def test_the_parts_of_a_step_go_round_the_principals_oldest_first():
-    turns = Turns()
+    turns = Turns(half=100)
     running = []
     for ticket, principal in enumerate("aaabbc"):
         turns.append(sequence(ticket, principal))
