@@ -69,8 +69,8 @@ def credential_in(file: Path) -> str:
     """The credential. UsageError if there is none; what the file holds is never said."""
     if _CREDENTIAL.fullmatch(file.name):
         raise UsageError(
-            "--key-file: names a file, and not the credential: every user of this machine could read that just "
-            "now, so make another key"
+            "--key-file: names a file, and not the credential: every user of this machine could read that "
+            "just now, so make another key"
         )
     if file == STDIN:
         text = sys.stdin.read(_MAX_CREDENTIAL + 3)
