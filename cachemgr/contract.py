@@ -98,7 +98,7 @@ class PrefixCache(Protocol):
         """Names of the whole blocks of `tokens` (int32 or int64, [N]), chained. Pure; any thread.
 
         The first `public` blocks get the names that they have for everybody; the next one continues from
-        there with the names of `namespace`.
+        there with the names of `namespace`. ValueError for public blocks together with a salt.
         """
         ...
 
@@ -111,11 +111,14 @@ class PrefixCache(Protocol):
         ...
 
     def set_shares(self, shares: Mapping[str, NamespaceShare]) -> None:
-        """From now on namespaces share the host tier so; who is not named shares what is left. Any thread."""
+        """From now on namespaces share the host tier so; who is not named shares what is left. Any thread.
+
+        ValueError for shares that cannot be kept; nothing has changed then.
+        """
         ...
 
     def usage(self) -> Mapping[str, int]:
-        """Resident blocks by namespace, of those that `set_shares` named; "" for all others."""
+        """Blocks by namespace, those being written included, of all that `set_shares` named; "" for others."""
         ...
 
     def lookup(self, hashes: Sequence[BlockHash]) -> int:

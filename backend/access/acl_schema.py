@@ -88,7 +88,8 @@ def _acl(data: Mapping[str, Any]) -> Acl:
     if len(file.principals) > MAX_PRINCIPALS:
         raise ConfigError(f"principals: at most {MAX_PRINCIPALS}, found {len(file.principals)}")
     principals = {name: _principal(name, table) for name, table in file.principals.items()}
-    namespaces = {principal.namespace for principal in principals.values()}
+    writers = (who for who in principals.values() if Verb.CACHE_WRITE in who.verbs)
+    namespaces = {principal.namespace for principal in writers}
     return Acl(principals, _shares(namespaces, file.namespaces))
 
 
@@ -131,7 +132,7 @@ def _shares(namespaces: set[str], tables: Mapping[str, Any]) -> dict[str, Namesp
         )
     for name in tables:
         if name not in namespaces:
-            raise ConfigError(f"namespaces.{_line(name)}: no principal has this namespace: remove it")
+            raise ConfigError(f"namespaces.{_line(name)}: no principal that may {Verb.CACHE_WRITE} has this namespace: remove it")
     shares = {name: _share(name, tables.get(name, {}), among=len(namespaces)) for name in sorted(namespaces)}
     total = sum(share.min_share for share in shares.values())
     if total > MAX_MIN_SHARES + _SLACK:

@@ -20,7 +20,7 @@ FULL = f"""
 [principals.search]
 namespace = "org.search_1-b"
 models = ["smollm2", "qwen*"]
-verbs = ["infer", "admin"]
+verbs = ["infer", "cache.write", "admin"]
 requests_per_s = 50
 tokens_per_s = 20000.5
 concurrent = 32
@@ -50,7 +50,7 @@ def test_everything_that_can_be_said_is_read():
     search = acl.principals["search"]
     assert search.namespace == "org.search_1-b"
     assert search.models == ("smollm2", "qwen*")
-    assert search.verbs == {Verb.INFER, Verb.ADMIN}
+    assert search.verbs == {Verb.INFER, Verb.CACHE_WRITE, Verb.ADMIN}
     assert search.allowance == Allowance(50.0, 20000.5, 32)
     assert search.hides_cached_tokens
     assert [(one.id, one.sha256, one.expires) for one in search.keys] == [
@@ -83,6 +83,11 @@ def test_an_empty_file_lets_nobody_in():
 def test_a_default_share_is_never_above_the_quota():
     acl = parse_acl(f"{ONE}[namespaces.search]\nquota = 0.2\n", "acl.toml")
     assert acl.shares == {"search": NamespaceShare(0.2, 0.2)}
+
+
+def test_who_cannot_write_to_the_cache_has_no_share_of_it():
+    text = f'{ONE}[principals.ops]\nmodels = ["*"]\nverbs = ["admin"]\n'
+    assert set(parse_acl(text, "acl.toml").shares) == {"search"}
 
 
 def test_principals_may_have_one_namespace_together():
@@ -151,7 +156,7 @@ def test_principals_may_have_one_namespace_together():
             ),
             "principals.b.keys[0].id: must be unique in the file, k is one of principals.a already",
         ),
-        (f"{ONE}[namespaces.other]", "namespaces.other: no principal has this namespace: remove it"),
+        (f"{ONE}[namespaces.other]", "other: no principal that may cache.write has this namespace: remove it"),
         (f"{ONE}[namespaces.search]\nquota = 0", "namespaces.search.quota: expected float > 0.0, found 0"),
         (f"{ONE}[namespaces.search]\nquota = 1.1", "search.quota: expected float <= 1.0, found 1.1"),
         (f"{ONE}[namespaces.search]\nmin_share = nan", "namespaces.search.min_share: expected float >= 0.0"),
