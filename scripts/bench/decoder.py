@@ -33,6 +33,7 @@ class Heard:
     tokens: int = 0
     cached_tokens: int = 0
     error: Exception | None = None
+    gone: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
 
     def send(self, delta: Delta, *, final: bool) -> None:
@@ -46,8 +47,8 @@ class Heard:
             self.ended.set()
 
     def cancelled(self) -> bool:
-        """Never."""
-        return False
+        """True once `gone` says so."""
+        return self.gone
 
     def wait(self) -> "Heard":
         """Itself when the answer is complete; raises what the answer says, or TimeoutError."""
@@ -69,7 +70,7 @@ class Decoder:
     def __init__(self, service: DecoderService) -> None:
         self._service = service
 
-    def ask(self, prompt: Tokens, *, max_tokens: int) -> Heard:
+    def ask(self, prompt: Tokens, *, max_tokens: int, api_key: str = "") -> Heard:
         """Start a streamed greedy answer of exactly `max_tokens` tokens; returns at once."""
         inputs = {
             "input_ids": prompt.astype(np.int32),
@@ -82,15 +83,23 @@ class Decoder:
         def sender(generation: Generation | None) -> Heard:
             return heard
 
-        self._service.handle("", lambda: inputs, {}, sender=sender)
+        self._service.handle("", lambda: inputs, {"api_key": api_key}, sender=sender)
         return heard
 
 
 @contextmanager
 def decoder(
-    engine: Engine, cache: PrefixCache, *, release: VerifiedRelease, settings: ModelSettings
+    engine: Engine,
+    cache: PrefixCache,
+    *,
+    release: VerifiedRelease,
+    settings: ModelSettings,
+    access: Access | None = None,
 ) -> Iterator[Decoder]:
-    """Wire `engine` and `cache`, which are closed at the end, with the text of `release`."""
+    """Wire `engine` and `cache`, which are closed at the end, with the text of `release`.
+
+    Without `access` everybody is the same.
+    """
     manifest = release.manifest
     text = TextModel.from_release(
         release.files,
@@ -104,7 +113,7 @@ def decoder(
         cache,
         text=text,
         settings=settings,
-        access=everybody(),
+        access=access or everybody(),
         instruments=NoInstruments(),
         labels={},
     )

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Room = Literal["engine", "backend", "cache", "cluster", "tiers", "gpu"]
-ROOMS: tuple[Room, ...] = ("engine", "backend", "cache", "cluster", "tiers", "gpu")
-EVERYWHERE: tuple[Room, ...] = ("engine", "backend", "cache", "cluster", "tiers")
+Room = Literal["engine", "backend", "cache", "cluster", "tiers", "access", "gpu"]
+ROOMS: tuple[Room, ...] = ("engine", "backend", "cache", "cluster", "tiers", "access", "gpu")
+EVERYWHERE: tuple[Room, ...] = ("engine", "backend", "cache", "cluster", "tiers", "access")
 """The rooms that need no GPU."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -100,6 +100,7 @@ _ROWS = (
     Goal("evict.touch_us", "tiers", "µs", "<=", 2.0),
     Goal("evict.index_bytes_per_block", "tiers", "bytes", "<=", 200.0),
     *(Goal(f"evict.conversation.{n}.vs_best", "tiers", "ratio", ">=", 1.0) for n in TRACE_CAPACITIES),
+    Goal("fair.ttft_p99.flood_vs_share", "access", "ratio", "<=", 2.0),
     *(
         Goal(f"gpu.smollm2.decode_ms.w{window}.b{rows}", "gpu", "ms", "<=", None)
         for window in GPU_WINDOWS

@@ -75,6 +75,7 @@ ISSUED = {
     "evict.conversation.5859.vs_best": ">= 1",
     "evict.conversation.20000.vs_best": ">= 1",
     "evict.conversation.50000.vs_best": ">= 1",
+    "fair.ttft_p99.flood_vs_share": "<= 2",
     **{f"gpu.smollm2.decode_ms.w{w}.b{b}": "none" for w in (256, 1024, 4096) for b in (1, 4, 8)},
     "gpu.smollm2.fused.prefill": "none",
     "gpu.smollm2.fused.decode": "none",
