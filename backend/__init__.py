@@ -28,7 +28,8 @@ chooses the one to begin with, `swapper` puts another in its place while request
 What they share: `generation` and `sequence` are a request on its way, `asked` one that waits for a release,
 `sampling` the choice of tokens, `no_cache` the null object of the cache, `gpu_memory` how full the GPU is,
 `settings` and `environment` what was asked for, `errors` the refusals, `io` the table of inputs and outputs,
-`strict_json` how JSON is read, `printable` how a client's text is logged. `model` is what Triton imports.
+`strict_json` how JSON is read, `printable` how a client's text is logged, `shared_region` closes what Triton
+shares with us to other users. `model` is what Triton imports.
 
 Threads: T1 Triton's (`execute` parses, submits and returns) · T2 the step loop · T4 replies. They meet at
 queues.

@@ -41,6 +41,7 @@ from backend.io import INPUTS, OUTPUTS
 from backend.metrics import PREFIX, Counter, Gauge, Histogram, Labels
 from backend.service import DecoderService
 from backend.settings import read_facade_settings, read_model_settings, read_node_settings
+from backend.shared_region import keep_region_private
 from cachemgr import CacheError
 from engines import EngineError
 
@@ -78,6 +79,7 @@ class TritonPythonModel:
         """Load everything; a refusal is one line, and Triton keeps serving its other models."""
         self._pb = _pb_utils()
         _log_to_stderr()
+        keep_region_private()
         name, version = args["model_name"], args["model_version"]
         try:
             self._service = self._open(args, name, version)

@@ -187,6 +187,13 @@ def test_the_trace_has_what_is_in_tensors_and_no_parameters(guarded: Guarded, se
     assert {path.stat().st_mode & 0o077 for path in guarded.trace.iterdir()} == {0}
 
 
+def test_what_triton_shares_with_its_models_is_closed_to_other_users(guarded: Guarded) -> None:
+    """It holds requests and their credentials; Triton itself makes it readable for all."""
+    for stub in guarded.triton.stubs():
+        region = Path(f"/proc/{stub.pid}/cmdline").read_text().split("\0")[2]
+        assert (Path("/dev/shm") / region).stat().st_mode & 0o077 == 0, stub.model
+
+
 def found_in_file(sent: Sent, path: Path) -> list[str]:
     data = path.read_bytes()
     return [way for way, secret in sent.secrets.items() if secret.encode() in data]
