@@ -118,7 +118,7 @@ class PrefixCache(Protocol):
         ...
 
     def usage(self) -> Mapping[str, int]:
-        """Blocks by namespace, those being written included, of all that `set_shares` named; "" for others."""
+        """Blocks by namespace, of all that `set_shares` named, with those being written; "" for others."""
         ...
 
     def lookup(self, hashes: Sequence[BlockHash]) -> int:

@@ -20,7 +20,7 @@ TEMPLATES = Path(__file__).resolve().parent.parent / "model_repository"
 TEMPLATE_MODEL = "smollm2"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _TIERS_BELOW = """
-# Who may do what: README, "Who may do what". A file acl.toml beside this one is obeyed without being named here.
+# Who may do what: README, "Who may do what". An acl.toml beside this file is obeyed without being named.
 # [access]
 # acl = "acl.toml"                   # made by: tensorcache acl new-key
 # Tiers below, none unless configured: README, "Tiers below: Redis and a disk".

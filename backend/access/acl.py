@@ -36,7 +36,7 @@ class Acl:
     __slots__ = ("_callers", "_keys", "principals", "shares")
 
     def __init__(self, principals: Mapping[str, Principal], shares: Mapping[str, NamespaceShare]) -> None:
-        """`shares`: by namespace, of every one that somebody may write to. ConfigError for an id of two keys."""
+        """`shares`: of every namespace that somebody writes to. ConfigError for an id of two keys."""
         self.principals = MappingProxyType(dict(principals))
         self.shares = MappingProxyType(dict(shares))
         self._keys: dict[str, KeyEntry] = {}

@@ -132,7 +132,8 @@ def _shares(namespaces: set[str], tables: Mapping[str, Any]) -> dict[str, Namesp
         )
     for name in tables:
         if name not in namespaces:
-            raise ConfigError(f"namespaces.{_line(name)}: no principal that may {Verb.CACHE_WRITE} has this namespace: remove it")
+            problem = f"no principal that may {Verb.CACHE_WRITE} has this namespace: remove it"
+            raise ConfigError(f"namespaces.{_line(name)}: {problem}")
     shares = {name: _share(name, tables.get(name, {}), among=len(namespaces)) for name in sorted(namespaces)}
     total = sum(share.min_share for share in shares.values())
     if total > MAX_MIN_SHARES + _SLACK:

@@ -156,7 +156,7 @@ def test_principals_may_have_one_namespace_together():
             ),
             "principals.b.keys[0].id: must be unique in the file, k is one of principals.a already",
         ),
-        (f"{ONE}[namespaces.other]", "other: no principal that may cache.write has this namespace: remove it"),
+        (f"{ONE}[namespaces.other]", "other: no principal that may cache.write has this namespace: remove"),
         (f"{ONE}[namespaces.search]\nquota = 0", "namespaces.search.quota: expected float > 0.0, found 0"),
         (f"{ONE}[namespaces.search]\nquota = 1.1", "search.quota: expected float <= 1.0, found 1.1"),
         (f"{ONE}[namespaces.search]\nmin_share = nan", "namespaces.search.min_share: expected float >= 0.0"),
