@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Any, Protocol, Self
 
+from cachemgr.errors import one_line
 from cachemgr.redis_address import RedisAddress
 from cachemgr.redis_client.redis_py import (
     BoundedReader,
@@ -195,7 +196,7 @@ class RedisLine(asyncio.BufferedProtocol):
     def trouble(self, error: Exception, *, waited_s: float = 0.0) -> RedisTrouble:
         """What an error on this line means."""
         if isinstance(error, NotRedis):
-            reason = f"answers what is no Redis: {error}"
+            reason = f"answers what is no Redis: {one_line(error)}"
             return RedisTrouble(f"Redis at {self._address} {reason}", kind=Kind.ABSENT, reason=reason)
         return trouble_of(error, self._address, waited_s=waited_s)
 

@@ -3,7 +3,7 @@
 import ssl
 from enum import StrEnum
 
-from cachemgr.errors import CacheError
+from cachemgr.errors import CacheError, one_line
 from cachemgr.redis_address import RedisAddress
 from cachemgr.redis_client.redis_py import exceptions
 
@@ -55,6 +55,7 @@ def trouble_of(error: Exception, address: RedisAddress, *, waited_s: float) -> R
     kind, reason = _judged(error, waited_s)
     if address.password:
         reason = reason.replace(address.password, "…")
+    reason = one_line(reason)  # it may quote what the server said
     return RedisTrouble(f"Redis at {address} {reason}", kind=kind, reason=reason)
 
 

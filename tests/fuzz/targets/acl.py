@@ -55,7 +55,7 @@ def target(data: bytes) -> None:
         text = source.rest().decode("utf-8", "replace") if kind == 0 else _with_key(source)
         acl = parse_acl(text, "acl.toml")
     except ConfigError as error:
-        plain(error, begins=["acl.toml: "], without=_SHOWN if kind else "\0")
+        plain(error, begins=["acl.toml: "], without=_SHOWN if kind else None)
         return
     _holds(acl)
     assert kind or repr(acl).isprintable()
@@ -92,7 +92,7 @@ def _find(credential: str) -> None:
     try:
         caller = acl.find(credential, now=_NOW)
     except AccessDenied as denied:
-        plain(denied, begins=["access denied: "], without=credential if len(credential) > 20 else "\0")
+        plain(denied, begins=["access denied: "], without=credential if len(credential) > 20 else None)
         assert credential != _RIGHT
     else:
         assert credential == _RIGHT
