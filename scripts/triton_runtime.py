@@ -23,8 +23,8 @@ STUB = "triton_python_backend_stub"
 _YOUNG_S = 60.0
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-CREDENTIAL_HEADER: Final = "(?i)authorization"
-"""A pattern of Triton's. HTTP clients spell a header as they like; in gRPC metadata it is lower case."""
+CREDENTIAL_HEADER: Final = "(?i)^authorization$"
+"""A pattern that Triton looks for anywhere in a name. HTTP clients spell a header as they like."""
 
 ADMIN_HEADER: Final = "admin-key"
 """Over gRPC the metadata is named triton-grpc-protocol-admin-key."""

@@ -1,13 +1,17 @@
-"""Triton's own doors: closed without the admin key; and what comes in with it cannot pass our checks."""
+"""Triton's own doors are closed without the admin key; ours opens for the node's own probes."""
 
 import json
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 import tritonclient.grpc
 
-from tests.e2e.conftest import MODEL
-from tests.e2e.guarded import Guarded
+from scripts.backend_layout import write_node_config
+from scripts.cli import main
+from scripts.node_keys import probe_key
+from tests.e2e.conftest import FACADE, MODEL
+from tests.e2e.guarded import RELEASE, Guarded
 
 NEEDS_KEY: list[tuple[str, str, object]] = [
     ("POST", "/v2/repository/index", {}),
@@ -154,3 +158,58 @@ def test_the_key_is_in_no_log_and_on_no_page(guarded: Guarded) -> None:
     assert guarded.admin_key not in log
     assert guarded.admin_key not in guarded.triton.http.metrics()
     assert guarded.admin_key not in "\n".join(guarded.triton.command.lines)
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+def at(guarded: Guarded) -> list[str]:
+    """The arguments that lead a verb to this server."""
+    return ["--url", guarded.triton.http_url, "--metrics-port", str(guarded.triton.address.metrics_port)]
+
+
+def probe(guarded: Guarded, model: str, home: Path) -> int:
+    port = str(guarded.triton.address.http_port)
+    return main(["probe", "--model", model, "--home", str(home), "--http-port", port, "--limit", "10"])
+
+
+def test_a_probe_is_let_in_by_the_secrets_of_the_node(
+    guarded: Guarded, tmp_path: Path, capsys: Capture
+) -> None:
+    for model in (MODEL, FACADE):
+        assert probe(guarded, model, guarded.triton.home.root) == 0
+        assert probe(guarded, model, tmp_path) == 1
+        assert "access is controlled there" in capsys.readouterr().err
+    write_node_config(tmp_path / "tensorcache.toml", keys=(guarded.triton.home.public_key,))
+    assert probe(guarded, MODEL, tmp_path) == 1
+    assert "these secrets do not admit a probe" in capsys.readouterr().err
+
+
+def test_what_lets_a_probe_in_is_good_for_nothing_else(guarded: Guarded) -> None:
+    credential = probe_key(guarded.triton.home.root / "tensorcache.toml").credential
+    assert guarded.generate(credential, triton_probe=True)[0] == 200
+    larger: list[dict[str, object]] = [
+        {}, {"triton_probe": True, "max_tokens": 2},
+        {"triton_probe": True, "text_input": "A prompt of more than a few tokens is a question"},
+    ]  # fmt: skip
+    for more in larger:
+        status, text = guarded.generate(credential, **more)
+        assert (status, "access denied" in text) == (400, True), (more, text)
+
+
+def test_verbs_that_ask_the_server_what_it_serves_are_answered(guarded: Guarded, capsys: Capture) -> None:
+    home = ["--home", str(guarded.triton.home.root), *at(guarded)]
+    short = guarded.digest[:16]
+    assert main(["releases", MODEL, *home]) == 0
+    assert f"serves now   release {RELEASE} ({short})" in capsys.readouterr().out
+    assert main(["verify", "--running", MODEL, *home]) == 0
+    assert f"digest       {guarded.digest}" in capsys.readouterr().out
+    assert main(["deploy", MODEL, str(guarded.release), *home, "--wait", "30"]) == 0
+    assert f"serves now   {short}" in capsys.readouterr().out
+
+
+def test_headers_that_look_like_the_credential_are_not_handed_on(guarded: Guarded) -> None:
+    key = f"Bearer {guarded.keys.credentials['reader-1']}"
+    for name in ("proxy-authorization", "x-authorization", "authorization-info"):
+        assert guarded.infer(Authorization=key, **{name: "x"})[0] == 200
+        assert "finish_reason" in guarded.grpc_infer({"authorization": key, name: "x"})
