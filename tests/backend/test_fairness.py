@@ -160,6 +160,29 @@ def test_who_waits_for_blocks_takes_no_lane_from_anybody():
     assert other.ids == expected_text_ids(LONG, 1)
 
 
+def test_who_was_preempted_leaves_the_lane_to_those_whose_blocks_are_on_their_way():
+    rig = rig_of(4)
+    flooded(rig, 4, max_tokens=40)
+    victim = rig.scheduler._running[-1]
+    _, first = rig.ask([5, 6, 7], principal="b", max_tokens=2, cached=False)
+    rig.cache.leases_ready = False
+    rig.ask(LONG, principal="b", max_tokens=2)
+    while not first.ended:
+        rig.step()
+    for _ in range(3):
+        rig.step()
+        victim.lease.ready = True
+    assert (victim.lane, rig.lanes.free) == (None, 1)
+    rig.cache.leases_ready = True
+    for lease in rig.cache.leases:
+        lease.ready = True
+    rig.step()
+    assert held(rig, "b") == 1
+    rig.run()
+    assert preemptions(rig) == 1
+    assert len(victim.sink.ids) == 40
+
+
 def test_a_flood_of_prompts_does_not_hold_up_the_first_token_of_another():
     limits = SchedulerLimits(max_queue_size=64, prefill_chunk_tokens=8, idle_chunk_tokens=8)
     rig = rig_of(8, limits=limits)
