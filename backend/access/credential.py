@@ -37,7 +37,7 @@ def _all(parameters: Mapping[str, object], wanted: str) -> list[object]:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > MAX_CREDENTIAL_CHARACTERS:
+    if not isinstance(value, str) or len(value) > MAX_CREDENTIAL_CHARACTERS or not value.isascii():
         raise AccessDenied(Reason.MALFORMED)
     return value
 

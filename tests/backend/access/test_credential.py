@@ -35,6 +35,7 @@ def test_it_is_found(parameters):
         ({"api-key": GOOD}, Reason.MISSING),
         ({"api_key": None}, Reason.MALFORMED),
         ({"api_key": 7}, Reason.MALFORMED),
+        ({"api_key": "@probe.\ud800"}, Reason.MALFORMED),
         ({"api_key": True}, Reason.MALFORMED),
         ({"api_key": GOOD.encode()}, Reason.MALFORMED),
         ({"api_key": [GOOD]}, Reason.MALFORMED),
