@@ -1,7 +1,7 @@
 """The row of fairness: how long one tenant waits for a first token while another asks for all there is.
 
-The victim comes at its own pace, whatever the answers take: so often that it has two requests open on the
-average, half of its share, as fast as the machine is. Beside it the flooder has either hundreds of requests
+The victim comes at its own pace, whatever the answers take: so often that it has one request open on the
+average, however fast the machine is. Beside it the flooder has either hundreds of requests
 open, or, by its own restraint, as many as its fair share: half of the lanes. Both take turns, so that a
 machine that slows down for a while slows both.
 """
@@ -25,7 +25,7 @@ from scripts.bench.subject import Subject
 ROW = "fair.ttft_p99.flood_vs_share"
 _LANES, _MAX_SEQ_LEN, _HOST_BYTES = 8, 512, 1 << 30
 _VICTIM, _FLOODER = "victim", "flooder"
-_VICTIM_PROMPT, _VICTIM_ANSWER, _VICTIMS_AT_ONCE = 64, 8, 2
+_VICTIM_PROMPT, _VICTIM_ANSWER, _VICTIMS_AT_ONCE = 64, 8, 1
 _FLOOD_PROMPT, _FLOOD_ANSWER, _FLOOD = 256, 64, 300
 _TURNS, _OF_A_TURN, _OF_THE_PACE = 4, 50, 12
 _TICK_S = 0.003
