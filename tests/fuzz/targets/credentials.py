@@ -25,7 +25,9 @@ keys = [{{ id = "key-1", sha256 = "{digest_of(_SECRET).hex()}" }}]
 _NAMES = (
     "api_key", "authorization", "Authorization", "API_KEY", "principal", "namespace", "authori\u017fation",
 )  # fmt: skip
-_VALUES = (_RIGHT, f"Bearer {_RIGHT}", f"bearer\t{_RIGHT} ", _PROBE, "@probe.x", "@probe.\ud800", "Bearer ", "")
+_VALUES = (
+    _RIGHT, f"Bearer {_RIGHT}", f"bearer\t{_RIGHT} ", _PROBE, "@probe.x", "@probe.\ud800", "Bearer ", "",
+)
 EXAMPLES = (
     b"\x01\x00\x01\x00\x00",
     b"\x01\x00\x01\x01\x01",
