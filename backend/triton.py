@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from backend.calls import CANCEL_CALL, ERROR, REASON, TEXT, Call, Calls
 from backend.composition import open_decoder
-from backend.environment import config_path
+from backend.environment import config_path, forbid_telemetry
 from backend.errors import (
     AccessDenied,
     BackendError,
@@ -78,6 +78,7 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load everything; a refusal is one line, and Triton keeps serving its other models."""
         self._pb = _pb_utils()
+        forbid_telemetry()
         _log_to_stderr()
         keep_region_private()
         name, version = args["model_name"], args["model_version"]

@@ -154,6 +154,7 @@ def server_environment(
     environment["PATH"] = _joined(str(Path(sys.executable).parent), inherited.get("PATH"))
     environment["LD_LIBRARY_PATH"] = _joined(*map(str, install.libraries), inherited.get("LD_LIBRARY_PATH"))
     environment["PYTHONUNBUFFERED"] = "1"
+    environment.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else it notes each start in the home
     if config is not None:
         environment["TENSORCACHE_CONFIG"] = str(config.resolve())
     return environment
