@@ -133,10 +133,10 @@ lint: $(VENV)/.testing ## ruff and mypy --strict
 	@$(VENV)/bin/ruff check backend engines cachemgr scripts tests
 	@$(VENV)/bin/mypy
 
-bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cache|cluster|tiers, TRACE=<file> for tiers, UPDATE_README=1); writes build/bench.json
+bench: $(VENV)/.serving $(ENGINE)/model.sig ## measure (ONLY=engine|backend|cache|cluster|tiers|access, TRACE=<file> for tiers, UPDATE_README=1); writes build/bench.json
 	@$(TC) bench $(if $(ONLY),--only $(ONLY)) $(if $(TRACE),--trace $(TRACE))
 	@$(if $(UPDATE_README),$(PY) -m scripts.readme_numbers \
-	    $(if $(filter cluster tiers,$(ONLY)),build/bench.json README.md $(ONLY)-numbers),true)
+	    $(if $(filter cluster tiers access,$(ONLY)),build/bench.json README.md $(ONLY)-numbers),true)
 
 bench-peers: $(VENV)/.serving ## install what we compare with, into an environment of its own (uhashring: into .venv)
 	@$(PIP) install --no-deps uhashring==2.5

@@ -18,7 +18,6 @@ from cachemgr.arena import Arena, open_locked
 from cachemgr.counts import Counts
 from cachemgr.slot_table import SlotTable
 from engines import EngineSpec, LaneId
-from scripts.bench import tag
 from scripts.bench.decoder import Decoder, decoder
 from scripts.bench.harness import Measurement, Reading, alternate, median_of, timed
 from scripts.bench.peers import open_peer
@@ -42,7 +41,6 @@ def measurements(subject: Subject) -> list[Measurement]:
         Measurement(("cache.ttft1024.host_vs_compute",), partial(_host_hit, subject)),
         Measurement(("cache.ttft2048.hit_vs_openvino_hit",), partial(_openvino_hit, subject)),
         Measurement(("cache.restore.vs_memcpy",), partial(_restore, subject)),
-        *tag.measurements(),
         Measurement(("cache.hash32k_ms",), partial(_hash, subject)),
         Measurement(small, partial(_many_resident, subject)),
         Measurement(("cache.index_bytes_per_block",), _index_bytes),

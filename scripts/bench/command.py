@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> "tuple[list[Measurement], Tiers]":
-    from scripts.bench import backend, cache, cluster, engine, fairness, gpu, hot, moves, peer, ring
+    from scripts.bench import backend, cache, cluster, engine, fairness, gpu, hot, moves, peer, ring, tag
     from scripts.bench.gpu_subject import GpuSubject
     from scripts.bench.tiers import Tiers
 
@@ -116,7 +116,7 @@ def _chosen(arguments: argparse.Namespace, rooms: Sequence[Room]) -> "tuple[list
             *moves.measurements(),
         ],
         "tiers": tiers.measurements(),
-        "access": fairness.measurements(subject),
+        "access": [*tag.measurements(), *fairness.measurements(subject)],
         "gpu": gpu.measurements(gpu.How(with_gpu)),
     }
     every = [measurement for room in ROOMS if room in rooms for measurement in of_room[room]]
