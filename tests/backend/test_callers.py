@@ -219,8 +219,13 @@ def test_a_command_is_an_admins_and_is_written_down(rig, door):
 def test_what_others_cached_is_not_seen_and_a_namespace_keeps_its_own(rig, door):
     door.callers["b"] = replace(EVERYBODY, principal="b", namespace="b")
     door.callers["a2"] = replace(door.callers["a"], principal="a2")
-    answers = [rig.ask(PROMPT, max_tokens=2, parameters={"api_key": key}) for key in ("a", "b", "a2", "b")]
+    answers, computed = [], []
+    for key in ("a", "b", "a2", "b"):
+        before = rig.engine.prefilled
+        answers.append(rig.ask(PROMPT, max_tokens=2, parameters={"api_key": key}))
+        computed.append(rig.engine.prefilled - before)
     assert [answer.cached for answer in answers] == [0, 0, 64, 64]
+    assert computed == [75, 75, 11, 11], "a stranger's prompt takes as long as if nobody had asked it"
     assert len({answer.text for answer in answers}) == 1
 
 

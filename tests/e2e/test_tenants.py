@@ -5,8 +5,11 @@ import time
 from collections.abc import Callable
 
 import pytest
+import tritonclient.grpc
 
 from backend.access import new_key
+from scripts.cli import main
+from scripts.triton_stream import tensor
 from tests.e2e.conftest import FACADE, MODEL
 from tests.e2e.guarded import Guarded
 
@@ -18,16 +21,18 @@ PROMPT = list(range(1, 200))
 @pytest.fixture(scope="module")
 def tenants(guarded: Guarded) -> dict[str, str]:
     """Added to the acl file of a server that runs: no restart."""
-    made = {name: new_key(f"{name}-1") for name in ("a", "b", "shy", "root", "onlooker")}
+    made = {name: new_key(f"{name}-1") for name in ("a", "b", "shy", "root", "onlooker", "metered")}
     more = {
         "shy": 'namespace = "a"\nhide_cached_tokens = true',
         "root": 'verbs = ["admin"]',
         "onlooker": 'namespace = "a"\nverbs = ["infer", "cache.read"]',
+        "metered": "requests_per_s = 0.0001",
     }
     with guarded.keys.file.open("a") as file:
         for name, (_, entry) in made.items():
             file.write(f'[principals.{name}]\nmodels = ["{MODEL}"]\n{more.get(name, "")}\n')
             file.write(f'[[principals.{name}.keys]]\nid = "{entry.id}"\nsha256 = "{entry.sha256}"\n')
+        file.write("[namespaces.b]\nquota = 0.5\nmin_share = 0.25\n")
     keys = {name: credential for name, (credential, _) in made.items()}
     wait_until(lambda: told(guarded, keys["root"], {"command": "whoami"})["principal"] == "root")
     return keys
@@ -76,18 +81,27 @@ def test_a_prompt_is_warm_in_its_own_namespace_and_cold_in_every_other(
     assert ask(guarded, tenants["a"], model=FACADE)[0] == 192, "the facade forwards the credential"
 
 
-def test_nobody_gets_into_a_namespace_by_saying_so(guarded: Guarded, tenants: dict[str, str]) -> None:
-    prompt = list(range(300, 100, -1))
-    assert ask(guarded, tenants["a"], prompt)[0] == 0
-    for claim in ("namespace", "principal", "tenant", "x-principal", "triton_principal"):
-        body = {"input_ids": prompt, "max_tokens": 1, "api_key": tenants["b"], claim: "a", "no_cache": False}
-        status, text = guarded.post(f"/v2/models/{MODEL}/generate", body)
+CLAIMS = ("namespace", "principal", "tenant", "user", "x-principal", "triton_principal", "triton_namespace")
+
+
+@pytest.mark.parametrize("model", [MODEL, FACADE])
+def test_nobody_gets_into_a_namespace_by_saying_so(
+    guarded: Guarded, tenants: dict[str, str], model: str
+) -> None:
+    """Refused as unknown, or, where a name is Triton's own, not read."""
+    taken = {}
+    for number, claim in enumerate(CLAIMS):
+        prompt = [number + 2, *range(300 + len(model), 102 + len(model), -1)]
+        assert ask(guarded, tenants["a"], prompt)[0] == 0
+        body = {"input_ids": prompt, "max_tokens": 1, "api_key": tenants["b"], claim: "a"}
+        status, text = guarded.post(f"/v2/models/{model}/generate", body)
+        taken[claim] = status == 200
         if status == 200:
-            assert json.loads(text)["num_cached_tokens"] in (0, 192), text
+            assert json.loads(text)["num_cached_tokens"] == 0, text
         else:
             assert f"{claim}: is not a parameter of this model" in text
-        ask(guarded, tenants["b"], [*prompt[1:], 7])  # other names: what b has of its own does not help
-    assert ask(guarded, tenants["onlooker"], prompt)[0] == 192
+        assert ask(guarded, tenants["onlooker"], prompt)[0] == 192, "it was there to be had"
+    assert taken == {claim: claim.startswith("triton_") for claim in CLAIMS}
 
 
 def test_whoever_may_only_read_leaves_nothing(guarded: Guarded, tenants: dict[str, str]) -> None:
@@ -97,13 +111,68 @@ def test_whoever_may_only_read_leaves_nothing(guarded: Guarded, tenants: dict[st
     assert ask(guarded, tenants["onlooker"], prompt)[0] == 192
 
 
+def told_cached(guarded: Guarded, key: str, prompt: list[int]) -> dict[str, int]:
+    """What each way of asking says of it."""
+    body = {"input_ids": prompt, "max_tokens": 2, "api_key": key}
+    _, events = guarded.post(f"/v2/models/{MODEL}/generate_stream", {**body, "stream": True})
+    last = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: ")][-1]
+    tensors = [tensor("input_ids", prompt), tensor("max_tokens", 2)]
+    with tritonclient.grpc.InferenceServerClient(guarded.triton.grpc_url) as client:
+        answer = client.infer(FACADE, tensors, headers={"authorization": f"Bearer {key}"}, client_timeout=30)
+    return {
+        "generate": ask(guarded, key, prompt)[0],
+        "stream": last["num_cached_tokens"],
+        "facade": ask(guarded, key, prompt, model=FACADE)[0],
+        "gRPC": int(answer.as_numpy("num_cached_tokens")[0]),
+    }
+
+
 def test_what_was_cached_is_hidden_from_whom_it_is_to_be_hidden(
     guarded: Guarded, tenants: dict[str, str]
 ) -> None:
     prompt = list(range(11, 211))
     ask(guarded, tenants["a"], prompt)
-    assert ask(guarded, tenants["shy"], prompt)[0] == 0
-    assert ask(guarded, tenants["a"], prompt)[0] == 192
+    shown = [told_cached(guarded, tenants[name], prompt) for name in ("shy", "a")]
+    assert shown == [dict.fromkeys(shown[0], 0), dict.fromkeys(shown[0], 192)]
+
+
+def test_a_namespace_has_the_share_that_the_file_gives_it(guarded: Guarded, tenants: dict[str, str]) -> None:
+    def held() -> dict[str, dict[str, float]]:
+        answer: dict[str, dict[str, float]] = told(guarded, tenants["root"], {"command": "namespaces"})[
+            "namespaces"
+        ]  # type: ignore[assignment]
+        return answer
+
+    before = held()["b"]
+    assert (before["quota"], before["min_share"]) == (0.5, 0.25)
+    ask(guarded, tenants["b"], list(range(21, 221)))
+    assert held()["b"]["blocks"] == before["blocks"] + 12
+    assert "onlooker" not in held(), "whoever writes nothing needs no room"
+
+
+def test_who_asks_for_more_than_the_file_allows_is_told_the_limit(
+    guarded: Guarded, tenants: dict[str, str]
+) -> None:
+    key = tenants["metered"]
+    assert guarded.generate(key)[0] == 200
+    for model in (MODEL, FACADE):
+        status, text = guarded.generate(key, model=model)
+        assert "principals.metered.requests_per_s: at most 0.0001 requests a second" in text
+        assert (status, key.partition(".")[2] in text) == (400, False)
+    assert "principals.metered.requests_per_s" in guarded.grpc_stream({"authorization": f"Bearer {key}"})
+    assert guarded.generate(tenants["a"])[0] == 200
+
+
+def test_tag_secrets_rotate_while_it_serves(guarded: Guarded, tenants: dict[str, str]) -> None:
+    old, new = list(range(31, 231)), list(range(41, 241))
+    ask(guarded, tenants["a"], old)
+    secrets = guarded.triton.home.root / "secrets"
+    assert main(["secret", "new", str(secrets), "--rotate"]) == 0
+    log = guarded.triton.home.root / "triton.log"
+    wait_until(lambda: "blocks are sealed with key id 2; of the older ones 1 is read" in log.read_text())
+    assert [ask(guarded, tenants["a"], prompt)[0] for prompt in (old, new, new)] == [192, 0, 192]
+    kept = [(secrets / f"tag-{number}.key").read_text().strip() for number in (1, 2)]
+    assert not [secret for secret in kept if secret in log.read_text()]
 
 
 def test_a_public_prefix_is_computed_once_for_all_and_what_follows_for_each(
