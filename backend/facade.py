@@ -182,9 +182,10 @@ def _forwarded(parameters: Mapping[str, Any]) -> dict[str, object]:
 def _whole(value: object) -> int:
     """A timeout as the decoder will read it; 0 for what it will refuse."""
     try:
-        return int(value) if isinstance(value, int | str) else 0
+        whole = int(value) if isinstance(value, int | str) else 0
     except ValueError:
         return 0
+    return whole if whole < 2**63 else 0
 
 
 def _read(tensor: Any) -> str:
