@@ -3,6 +3,7 @@
     contract        PrefixCache and what it takes and gives; the door for tiers beyond this process
     block_hash      tokens → names of blocks, a keyed chain
     cache           the two paths below, and the thread that looks after the arenas
+    checked_copies  blocks out of arenas, handed over only once they passed their check
     host_tier       arenas and the table of their slots, replaced as a whole when an arena is lost
     slot_table      which slot may be found, pinned, evicted, reserved: all that the one lock guards
     ├ slot_state    what is behind that lock;  `single_blocks` the same for blocks without their chain

@@ -20,7 +20,6 @@ follows the tag secrets: a commit takes the one sealer or the other, each with n
 """
 
 import logging
-import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
@@ -29,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from cachemgr.arena import ArenaView
 from cachemgr.arena_files import ArenaFiles
 from cachemgr.block_hash import BlockHasher
+from cachemgr.checked_copies import CheckedCopies
 from cachemgr.contract import (
     BlockFormat,
     BlockHash,
@@ -47,23 +46,16 @@ from cachemgr.eviction import check_shares
 from cachemgr.host_tier import HostTier
 from cachemgr.lease import FetchingLease, Reservation, SlotLease
 from cachemgr.no_pins import NoPins
-from cachemgr.other_blocks import FIRST_OTHER_SLOT
 from cachemgr.remote import NoRemoteTiers
 from cachemgr.rotation import Rotation
 from cachemgr.secrets import CacheSecrets
 from cachemgr.settings import CacheSettings
-from cachemgr.shard import ALIGN, BlockAddress, ShardOpener, ShardSealer, Verdict, address_of
+from cachemgr.shard import ShardOpener, ShardSealer, address_of
 
 if TYPE_CHECKING:
     from cachemgr.host_contract import HostStore
 
 log = logging.getLogger(__name__)
-
-_PIECE_NBYTES = 256 << 10
-"""What is copied and tagged at a time: fits the second-level cache, so that the tag reads no memory."""
-
-_BATCH_NBYTES = 1 << 20
-"""Small blocks go to the sink together, up to this; a big one goes alone, still hot when imported."""
 
 _REFRESH_INTERVAL_S = 1.0
 
@@ -89,8 +81,7 @@ class HostCache:
         self._opener = ShardOpener(block_format, secrets.tags)
         self._sealer: ShardSealer | None = ShardSealer(block_format, secrets.tags)
         self._rotation = Rotation(secrets)
-        self._payload_nbytes = block_format.payload_nbytes
-        self._batch = max(1, _BATCH_NBYTES // self._payload_nbytes)
+        self._copies = CheckedCopies(self._opener, payload_nbytes=block_format.payload_nbytes, pins=pins)
         self._files = files
         self._counts = Counts()
         self._clock = clock
@@ -99,9 +90,7 @@ class HostCache:
         self._remote: RemoteTiers = NoRemoteTiers()
         self._shares: dict[str, NamespaceShare] = {}
         self._tier = self._new_tier()
-        self._staging: list[npt.NDArray[np.uint8]] = []
         self._asked = False
-        self._warned: set[str] = set()
         self._closed = Event()
         self._refresher = Thread(target=self._refresh_on, name="cache-arenas", daemon=True)
         if files.capacity:
@@ -172,18 +161,7 @@ class HostCache:
         if self._closed.is_set() or lease.tier is not self._tier:
             return first
         started = self._clock()
-        staging = self._staging.pop() if self._staging else self._new_staging()
-        usable = first
-        while usable < lease.blocks:
-            asked = range(usable, min(usable + self._batch, lease.blocks))
-            passed = self._stage(lease, asked, staging)
-            if passed:
-                sink(range(usable, usable + passed), [staging[row] for row in range(passed)])
-            usable += passed
-            if passed < len(asked):
-                self._remove_bad(lease, range(usable + 1, lease.blocks), scratch=staging[0])
-                break
-        self._staging.append(staging)
+        usable = self._copies.restore(lease, first=first, sink=sink)
         self._counts.restored_blocks += usable - first
         self._counts.restore_seconds += self._clock() - started
         return usable
@@ -254,68 +232,6 @@ class HostCache:
         self._pins.close()
         self._files.close()
 
-    def _stage(self, lease: SlotLease, blocks: range, staging: npt.NDArray[np.uint8]) -> int:
-        """Copy and check `blocks` into rows of `staging`; how many leading ones passed.
-
-        The one that did not is rejected.
-        """
-        for row, index in enumerate(blocks):
-            if not self._passes(lease, index, staging[row]):
-                return row
-        return len(blocks)
-
-    def _remove_bad(self, lease: SlotLease, blocks: range, *, scratch: npt.NDArray[np.uint8]) -> None:
-        """Where one block was bad its neighbours may be: check the rest of the lease, hand over nothing.
-
-        What is recomputed can then be committed whole; else every request would find, and heal, one block.
-        Takes no longer than restoring the lease would have.
-        """
-        for index in blocks:
-            self._passes(lease, index, scratch)
-
-    def _passes(self, lease: SlotLease, index: int, out: npt.NDArray[np.uint8]) -> bool:
-        """Copy block `index` of a lease to `out` and check it; False, and the block rejected, if it fails."""
-        slot = lease.slots[index]
-        arena = lease.tier.holder(slot)
-        verdict = self._copy_checked(arena, slot, address_of(lease.hashes, index), out)
-        if verdict is Verdict.WHOLE:
-            return True
-        lease.tier.table.reject(slot, lease.hashes[index], verdict)
-        if arena is not None and arena.whole() and slot < FIRST_OTHER_SLOT:
-            self._warn(verdict, arena.path)
-        return False
-
-    def _warn(self, verdict: Verdict, path: str) -> None:
-        if path not in self._warned:
-            self._warned.add(path)
-            log.warning("block removed from use: %s in %s; more are only counted", verdict.value, path)
-
-    def _copy_checked(
-        self, arena: ArenaView | None, slot: int, address: BlockAddress, out: npt.NDArray[np.uint8]
-    ) -> Verdict:
-        if arena is None or not arena.whole():
-            return Verdict.CORRUPT
-        check = self._opener.begin(arena.header(slot), address)
-        if isinstance(check, Verdict):
-            return check
-        source = arena.payload(slot)
-        for start in range(0, len(source), _PIECE_NBYTES):
-            piece = out[start : start + _PIECE_NBYTES]
-            piece[:] = source[start : start + _PIECE_NBYTES]
-            check.update(piece.data)
-        return Verdict.WHOLE if check.passed() else Verdict.CORRUPT
-
-    def _new_staging(self) -> npt.NDArray[np.uint8]:
-        """Private memory for one batch, [batch, payload bytes]; every row starts at a multiple of 128.
-
-        Pages of its own: they can be pinned without their neighbours.
-        """
-        stride = -(-self._payload_nbytes // ALIGN) * ALIGN
-        memory = np.frombuffer(mmap.mmap(-1, self._batch * stride), np.uint8)
-        rows = memory.reshape(self._batch, stride)
-        self._pins.lock(rows)
-        return rows[:, : self._payload_nbytes]
-
     def _refresh_arenas(self) -> None:
         """Let go of what is lost, take over what fell free, then see what others hold."""
         if lost := self._files.let_go_of_lost():
@@ -330,7 +246,7 @@ class HostCache:
         """With a new tier of the arenas that are left, if any; each lease of the old one is a miss."""
         self._tier.close()
         self._tier = self._new_tier()
-        self._warned.clear()  # a fresh arena may have the name of a lost one
+        self._copies.warn_anew()  # a fresh arena may have the name of a lost one
         for arena in self._files.held:
             self._tier.attach(arena)
 
