@@ -1,6 +1,8 @@
 """From settings to a running service over the real load chain, with a small signed release."""
 
+import grp
 import logging
+import os
 import shutil
 from dataclasses import replace
 
@@ -11,8 +13,8 @@ import pytest
 from backend.access import EVERYBODY, Access, AuditLog, NoLimits
 from backend.composition import open_decoder
 from backend.errors import EngineFailed, InvalidRequest, Overloaded
-from backend.settings import ModelSettings, NodeSettings, SecretsSettings
-from cachemgr import CacheSecrets, CacheSettings, SecretsError
+from backend.settings import AccessSettings, ModelSettings, NodeSettings, SecretsSettings
+from cachemgr import CacheSecrets, CacheSettings, SecretsError, complete_secrets
 from engines import ReleaseError, TrustSettings, generate_signing_key, publish_release, sign_release
 from tests.backend.service_rig import Caller, NoInstruments
 
@@ -48,11 +50,11 @@ def deployed(small_release, tmp_path_factory):
     return root / "small" / "1", NodeSettings(trust, SecretsSettings(root / "secrets"), cache)
 
 
-def open_small(deployed, *, node=None, model="small", **settings):
+def open_small(deployed, *, node=None, model="small", access=True, **settings):
     version, own = deployed
     return open_decoder(
         model, version, settings=ModelSettings(threads=1, **settings), node=node or own,
-        access=Access(ByKey(), NoLimits(), AuditLog("small")),
+        access=Access(ByKey(), NoLimits(), AuditLog("small")) if access else None,
         instruments=NoInstruments(), labels={"model": model, "version": "1"},
     )  # fmt: skip
 
@@ -138,6 +140,44 @@ def test_refusals_are_one_line_and_leave_nothing_open(deployed):
     service = open_small(deployed)
     assert ask(service, PROMPT).last.finish is not None
     service.close()
+
+
+def test_the_group_that_is_named_may_read_the_secrets_and_no_other(deployed, tmp_path, caplog):
+    _, node = deployed
+    shutil.copytree(node.secrets.dir, tmp_path / "secrets")
+    for file in (tmp_path / "secrets").iterdir():
+        file.chmod(0o640)
+    (tmp_path / "acl.toml").touch(0o600)
+    group = grp.getgrgid(os.getegid()).gr_name
+    for named in ("", group):
+        secrets = SecretsSettings(tmp_path / "secrets", group=named)
+        other = msgspec.structs.replace(
+            node, secrets=secrets, access=AccessSettings(tmp_path / "acl.toml", tmp_path / "public")
+        )
+        caplog.clear()
+        if named:
+            open_small(deployed, node=other, access=False).close()
+        else:
+            with pytest.raises(SecretsError, match="found 0640"):
+                open_small(deployed, node=other, access=False)
+        assert ("the node's own probes are not let in" in caplog.text) is not bool(named)
+
+
+def test_blocks_of_an_older_tag_secret_are_read_as_long_as_the_node_says(deployed, tmp_path):
+    _, node = deployed
+    cache = CacheSettings(node="rotating", host_bytes=16 << 20, directory=str(tmp_path))
+    CacheSecrets.generate(tmp_path / "secrets")
+    found = []
+    for grace_s in (60.0, 60.0, 0.0):
+        secrets = SecretsSettings(tmp_path / "secrets", grace_s=grace_s)
+        service = open_small(deployed, node=msgspec.structs.replace(node, secrets=secrets, cache=cache))
+        try:
+            found.append(ask(service, PROMPT).cached)
+        finally:
+            service.close()
+        if len(found) == 1:
+            complete_secrets(tmp_path / "secrets", rotate=True)
+    assert found == [0, 64, 0]
 
 
 def test_configured_headers_pass_and_others_are_refused(deployed):

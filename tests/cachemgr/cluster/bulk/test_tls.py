@@ -320,6 +320,21 @@ def test_without_certificates_nothing_is_served_off_loopback(host: Host) -> None
     run(test)
 
 
+def test_without_certificates_no_door_off_loopback_is_come_to(host: Host) -> None:
+    """Whatever the other side says of where its door is."""
+
+    async def test() -> None:
+        def far(door: BulkDoor) -> BulkDoor:
+            return replace(door, host=ELSEWHERE)
+
+        async with pair(host, door=far) as p:
+            with pytest.raises(PeerTrouble) as caught:
+                await p.get(addresses(chain(p.owner.cache, 2)))
+            assert caught.value.kind == "plaintext"
+
+    run(test)
+
+
 def test_plaintext_is_a_setting(host: Host) -> None:
     async def test() -> None:
         async with pair(host, listen=ELSEWHERE, bulk_plaintext=True) as p:
