@@ -35,7 +35,8 @@ class Desk:
         try:
             answer = TritonHttp(self.address).call("POST", path, request, limit_s=self.limit_s)
         except (OSError, http.client.HTTPException) as error:
-            raise TritonError(f"no answer: {str(error) or type(error).__name__}") from None
+            problem = str(error) or type(error).__name__
+            raise TritonError(f"no answer: {problem}: name a server that runs with --url") from None
         if answer.status != 200:
             hint = ": it takes a credential with the verb admin for this model" if answer.denied else ""
             raise RejectedError(f"{_line(answer.error) or f'status {answer.status}'}{hint}")

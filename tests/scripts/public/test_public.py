@@ -108,6 +108,7 @@ def test_a_node_that_is_not_there_keeps_nothing_from_the_others(public, server, 
     out, err = capsys.readouterr()
     assert f"{server.words[1]}  added handbook" in out
     assert "127.0.0.1:1: no answer: " in err
+    assert "name a server that runs with --url" in err
 
 
 @pytest.mark.parametrize("error", [DENIED, "admin.name: must be given", "x" * 500, "line\nline\x1b[31m"])
