@@ -194,9 +194,10 @@ class Admission:
 
     def _command(self, asked: Asked) -> None:
         command = asked.parameters[ADMIN_PARAMETER]
-        outcome = "done"
+        outcome = "failed"
         try:
             text = self._admin.answer(asked.caller, command, asked.inputs, self._loop.serving)
+            outcome = "done"
         except BackendError as error:
             outcome = str(error)
             raise

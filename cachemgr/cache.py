@@ -22,7 +22,7 @@ follows the tag secrets: a commit takes the one sealer or the other, each with n
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,6 +88,7 @@ class HostCache:
         self._ttl_s = ttl_s
         self._pins = pins
         self._remote: RemoteTiers = NoRemoteTiers()
+        self._changing = Lock()  # a new tier knows what is public, and who shares how
         self._shares: dict[str, NamespaceShare] = {}
         self._tier = self._new_tier()
         self._asked = False
@@ -109,14 +110,16 @@ class HostCache:
 
     def set_public(self, prefixes: Sequence[npt.NDArray[np.int64]]) -> None:
         """See PrefixCache."""
-        self._hasher.set_public(prefixes)
-        self._tier.table.set_public(self._hasher.public_names)
+        with self._changing:
+            self._hasher.set_public(prefixes)
+            self._tier.table.set_public(self._hasher.public_names)
 
     def set_shares(self, shares: Mapping[str, NamespaceShare]) -> None:
         """See PrefixCache. ValueError for what cannot be kept; nothing has changed then."""
         check_shares(shares)
-        self._shares = dict(shares)
-        self._tier.table.set_shares(self._shares)
+        with self._changing:
+            self._shares = dict(shares)
+            self._tier.table.set_shares(self._shares)
 
     def usage(self) -> Mapping[str, int]:
         """See PrefixCache."""
@@ -245,7 +248,8 @@ class HostCache:
     def _start_over(self) -> None:
         """With a new tier of the arenas that are left, if any; each lease of the old one is a miss."""
         self._tier.close()
-        self._tier = self._new_tier()
+        with self._changing:
+            self._tier = self._new_tier()
         self._copies.warn_anew()  # a fresh arena may have the name of a lost one
         for arena in self._files.held:
             self._tier.attach(arena)

@@ -86,7 +86,7 @@ class Audit(Protocol):
         ...
 
     def commanded(self, request_id: str, caller: Caller, command: str, outcome: str) -> None:
-        """An admin said something; `outcome` is "done" or what was wrong with it."""
+        """An admin said something; `outcome` is "done", what was wrong with it, or "failed", by our fault."""
         ...
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backend.access import EVERYBODY, Access, Verb
-from backend.errors import AccessDenied, BackendStuck, InvalidRequest, Overloaded
+from backend.errors import AccessDenied, BackendStuck, EngineFailed, InvalidRequest, Overloaded
 from tests.backend.service_rig import WAIT_S, Caller, KeptEngine, ServiceRig, host_cache, text_model
 
 PROMPT = list(range(5, 80))
@@ -69,11 +69,13 @@ class Doorkeeper:
 
 
 class Echo:
-    """An Administrator that says what it was told; the command "bad" is none."""
+    """An Administrator that says what it was told; the command "bad" is none, and "burst" a fault of ours."""
 
     def answer(self, caller, command, inputs, release):
         if command == "bad":
             raise InvalidRequest("admin", "unknown command")
+        if command == "burst":
+            raise RuntimeError("a fault of ours")
         return f"{caller.principal}: {command}"
 
 
@@ -212,7 +214,10 @@ def test_a_command_is_an_admins_and_is_written_down(rig, door):
     assert isinstance(rig.ask(PROMPT, parameters={**command, "admin": "bad"}).last.error, InvalidRequest)
     assert isinstance(rig.ask(PROMPT, **as_caller(admin="do")).last.error, AccessDenied)
     assert isinstance(rig.ask(PROMPT, parameters={"api_key": "root"}).last.error, AccessDenied)
-    assert door.commands == [("root", "do", "done"), ("root", "bad", "admin: unknown command")]
+    assert isinstance(rig.ask(PROMPT, parameters={**command, "admin": "burst"}).last.error, EngineFailed)
+    assert door.commands == [
+        ("root", "do", "done"), ("root", "bad", "admin: unknown command"), ("root", "burst", "failed")
+    ]  # fmt: skip
     assert nobody_is_in(door)
 
 

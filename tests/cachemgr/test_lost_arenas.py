@@ -3,10 +3,13 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 import cachemgr.cache
+from cachemgr.contract import NamespaceShare
+from cachemgr.host_tier import HostTier
 from cachemgr.shard import slot_nbytes
 from tests.cachemgr.host import FORMAT, Host, chain, fill, payload_of, read
 from tests.cachemgr.test_processes import held_in
@@ -171,3 +174,23 @@ def test_a_directory_that_vanishes_is_a_miss_until_it_is_back(host: Host, frozen
     cache._refresh_arenas()
     assert fill(cache, hashes) == 4
     assert read(cache, hashes) == 4
+
+
+def test_what_changes_while_a_lost_arena_is_replaced_holds_for_its_successor(
+    host: Host, frozen: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = host.open(blocks=8)
+    made = cache._new_tier
+    change = Thread(target=cache.set_shares, args=({"a": NamespaceShare()},))
+
+    def slowly() -> HostTier:
+        tier = made()
+        change.start()
+        change.join(0.2)  # it waits for us; had it not to, it would be done by now
+        return tier
+
+    monkeypatch.setattr(cache, "_new_tier", slowly)
+    cut(host.arenas()[0])
+    cache._refresh_arenas()
+    change.join()
+    assert cache.usage() == {"a": 0, "": 0}
