@@ -116,9 +116,24 @@ def test_nobody_is_preempted_for_ever():
         while not other.ended:
             rig.step()
         rig.step()
-    assert victim.preemptions == MAX_PREEMPTIONS
+    assert victim.preemptions >= MAX_PREEMPTIONS
     rig.run()
     assert first.last.usage.output_tokens == second.last.usage.output_tokens == 60
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 8])
+def test_long_answers_do_not_come_to_hold_all_lanes_for_good(lanes):
+    """However often others come: whoever waits has a lane in the next step, and else none is left empty."""
+    rig = rig_of(lanes)
+    sinks = [sink for _, sink in flooded(rig, 2 * lanes, max_tokens=110)]
+    for number in range(MAX_PREEMPTIONS * lanes + 8):
+        assert held(rig, "a") == lanes
+        _, other = rig.ask([5, 6, 2 + number % 50], principal="b", max_tokens=1)
+        rig.step()
+        assert other.ended, f"number {number} waits"
+        rig.step()
+    rig.run()
+    assert {sink.last.usage.output_tokens for sink in sinks} == {110}
 
 
 def test_a_lone_lane_is_taken_from_nobody_and_both_get_it_in_turn():

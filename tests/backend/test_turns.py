@@ -151,9 +151,10 @@ class _Names:
         ([running(1), running(2, preemptions=MAX_PREEMPTIONS)], 1),
         ([running(1), running(2, cached=False)], 1),
         ([running(1, state=State.PREFILL), running(2)], 1),
-        ([running(1, preemptions=MAX_PREEMPTIONS)], None),
+        ([running(1, preemptions=MAX_PREEMPTIONS), running(2, preemptions=MAX_PREEMPTIONS)], 2),
+        ([], None),
     ],
-    ids=["youngest", "left alone after some times", "restorable", "not begun", "nobody"],
+    ids=["youngest", "left alone after some times", "restorable", "not begun", "no other", "nobody"],
 )
 def test_who_is_preempted(seqs, chosen):
     found = choose([*seqs, sequence(9, "b")], "a")
