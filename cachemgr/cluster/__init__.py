@@ -1,7 +1,8 @@
 """Nodes that share their caches: what one computed, any restores.
 
     contract       what the parts promise each other;  `settings` how a node takes part
-    node           one node of the cluster; its IO thread (`io_thread`), and its lock (`node_lock`)
+    node           one node of the cluster, and its lock (`node_lock`)
+    certificates   who a node is, proven; new files take over without a restart
     outward        what every process of a node has: the way to the others
     listening      what the one that is the node has beside: it answers, and keeps blocks where they belong
     rings          the ring in force, and those before it;  `members` where rings come from

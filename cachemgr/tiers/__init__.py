@@ -10,7 +10,7 @@
     ├ flights       a block is asked for once, whoever waits for it;  `store_tasks` what uses a store
     │ └ fetch_counts  what became of fetches, by tier
     demotion        what was made or used here is offered to the tiers below
-    beyond          the IO thread and all of the above: opened once per process
+    beyond          the IO thread (`io_thread`) and all of the above: opened once per process
     tier_counts     what every tier counts, under the same names
     redis_tier      Redis or Valkey;  `lmdb_tier` a disk of this node
 
