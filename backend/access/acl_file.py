@@ -33,6 +33,11 @@ def read_acl_bytes(path: Path) -> bytes:
         with open(path, "rb", opener=_open) as file:
             _check(path, os.fstat(file.fileno()))
             content = file.read(MAX_ACL_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: expected a readable acl file, found none: put it back, or make one with "
+            "`tensorcache acl new-key`"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path}: expected a readable acl file, found: {error.strerror}") from None
     if len(content) > MAX_ACL_BYTES:

@@ -89,7 +89,7 @@ def _open_to_all(path):
     ("spoil", "said"),
     [
         (_break, "principals.first.models: must be given"),
-        (_unlink, "No such file or directory"),
+        (_unlink, "found none: put it back"),
         (_open_to_all, "found mode 0666"),
     ],
 )
