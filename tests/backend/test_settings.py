@@ -226,6 +226,11 @@ def test_a_node_is_alone_by_default(tmp_path: Path) -> None:
         ('listen = "127.0.0.1"', "listen: must be host:port"),
         ('listen = "127.0.0.1:70000"', "listen: must be host:port with a port up to 65535"),
         ('listen = "10.0.0.1:7400"\nredis = "redis://127.0.0.1"', "listen: must be a loopback address"),
+        (
+            'listen = "127.0.0.1:7400"\nadvertise = "10.0.0.1:7400"\nredis = "redis://127.0.0.1"',
+            "advertise: must be a loopback address",
+        ),
+        ('listen = "0.0.0.0:7400"\nredis = "redis://127.0.0.1"', "listen: must be a loopback address"),
         ('listen = "127.0.0.1:7400"', "members: must list the nodes of the cluster"),
         ('listen = "127.0.0.1:7400"\nredis = "http://me:secret@h"', "redis: must be redis://host:port"),
         ('listen = "127.0.0.1:7400"\nredis = "redis://me:secret@h:x"', "redis: must have a port"),
