@@ -161,7 +161,10 @@ def test_forwarded_headers_are_names_in_any_case(tmp_path):
         ("[frontend]\nforwarded_headers = [1]", "frontend.forwarded_headers"),
         ("[frontend]\nheaders = []", "frontend.headers: unknown key"),
         ('[log]\nlevel = "loud"', "log.level: expected info or debug, found 'loud'"),
-        ('[redis]\nurl = "redis://:secret@h:99999"', "redis.url: must have a port up to 65535, got 'redis://…@h"),
+        (
+            '[redis]\nurl = "redis://:secret@h:99999"',
+            "redis.url: must have a port up to 65535, got 'redis://…@h",
+        ),
         ('[redis]\npassword_file = "p"', "redis.url: must be set where password_file is, got ''"),
         ("[redis]\nttl_s = 0", "redis.ttl_s: expected float >= 1.0, found 0"),
         ("[lmdb]\nmax_bytes = 5", "lmdb.max_bytes: expected int >= 4194304, found 5"),
