@@ -22,6 +22,8 @@ PREFIX: Final = "tensorcache_"
 TTFT_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TPOT_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 GAUGES_EVERY_S: Final = 1.0
+MAX_REFUSAL_LINES: Final = 20
+"""Between two refreshes of the gauges: whoever floods us with what is refused must not fill the log."""
 SWAPPED: Final = "ok"
 
 _ENDED: Final = ("requests_total", "Requests that ended, by reason")
@@ -169,6 +171,7 @@ class RequestMetrics:
         self._clock = clock
         self._ended: deque[EndedRequest | RefusedRequest | _Swap] = deque()
         self._next_gauges = 0.0
+        self._refusals = 0
         self._outcomes: dict[tuple[str, str], Counter] = {}
         self._gauges: dict[tuple[str, str], Gauge] = {}
         self._totals: dict[tuple[str, str], tuple[Counter, float]] = {}
@@ -225,6 +228,7 @@ class RequestMetrics:
         now = self._clock()
         if now >= self._next_gauges:
             self._next_gauges = now + GAUGES_EVERY_S
+            self._settle_refusals()
             self._publish_gauges()
 
     def _publish_ended(self, ended: EndedRequest) -> None:
@@ -249,10 +253,18 @@ class RequestMetrics:
             self._tpot.observe(ended.tpot_s)
 
     def _publish_refused(self, refused: RefusedRequest) -> None:
-        shown = printable(refused.request_id)
-        log.info("request id=%s release=%s refused reason=%s", shown, self.release, refused.reason)
+        self._refusals += 1
+        if self._refusals <= MAX_REFUSAL_LINES:
+            shown = printable(refused.request_id)
+            log.info("request id=%s release=%s refused reason=%s", shown, self.release, refused.reason)
         self._count_reason(*_ENDED, refused.reason)
         self._count_reason(*_REFUSED, refused.reason)
+
+    def _settle_refusals(self) -> None:
+        """Say how many lines were left out since the last time."""
+        left_out, self._refusals = self._refusals - MAX_REFUSAL_LINES, 0
+        if left_out > 0:
+            log.info("%d more requests refused: too many for a line each", left_out)
 
     def _publish_swap(self, swap: _Swap) -> None:
         self._count_reason(*_SWAPS, swap.reason)

@@ -1,7 +1,7 @@
 import logging
 from collections import defaultdict
 
-from backend.metrics import Load, Reading, RequestMetrics
+from backend.metrics import GAUGES_EVERY_S, MAX_REFUSAL_LINES, Load, Reading, RequestMetrics
 from tests.backend.doubles import Rig
 
 
@@ -94,6 +94,23 @@ def test_a_refused_request_is_counted_twice_over_and_logged_once(caplog):
         "request id='a\\nrequest id=forged' release=abc refused reason=InvalidRequest",
         "request id=- release=abc refused reason=Overloaded",
     ]
+
+
+def test_a_flood_of_refusals_is_counted_and_not_written(caplog):
+    caplog.set_level(logging.INFO)
+    rig, metrics, recorded = metered()
+    for _ in range(1_000):
+        metrics.refused("", reason="AccessDenied")
+    metrics.publish()
+    assert recorded.value("requests_refused_total", reason="AccessDenied") == 1_000
+    assert len(caplog.records) == MAX_REFUSAL_LINES + 1
+    left_out = 1_000 - MAX_REFUSAL_LINES
+    assert caplog.records[-1].message == f"{left_out} more requests refused: too many for a line each"
+    rig.now += GAUGES_EVERY_S
+    metrics.publish()
+    metrics.refused("next", reason="AccessDenied")
+    metrics.publish()
+    assert "id=next" in caplog.records[-1].message
 
 
 def test_a_full_queue_is_a_refusal_and_a_probe_is_no_news():
