@@ -279,15 +279,21 @@ class HostCache:
         """During a reload the process before us still holds its arena at first, and keeps committing."""
         arenas_due = 0.0
         while not self._closed.wait(_REFRESH_INTERVAL_S):
-            self._follow_secrets()
+            self._take_care(self._follow_secrets)
             if time.monotonic() < arenas_due:
                 continue
             started = time.thread_time()
-            try:
-                self._refresh_arenas()
-            except OSError as error:  # the next round may do better; until then others' news are misses
-                log.warning("arenas not looked at: %s", error)
+            self._take_care(self._refresh_arenas)
             arenas_due = time.monotonic() + _REFRESH_SHARE * (time.thread_time() - started)
+
+    def _take_care(self, look: Callable[[], None]) -> None:
+        """The next round may do better: until then others' news are misses, and secrets stay as they were."""
+        try:
+            look()
+        except OSError as error:
+            log.warning("the files of the cache were not looked at: %s", error)
+        except Exception:  # a fault of ours must not end the looking for good
+            log.exception("the files of the cache were not looked at")
 
     def _close_reservation(self, pending: PendingBlock) -> Reservation:
         if not isinstance(pending, Reservation):

@@ -218,7 +218,7 @@ def models_of(repository: Path) -> tuple[str, ...]:
     """Names of the models in a repository: the folders with a config.pbtxt."""
     if not repository.is_dir():
         raise UsageError(
-            f"model repository {repository} is not a folder: run `make setup engine`, or see --home"
+            f"model repository {repository} is not a folder: `make run` makes one, or name it with --home"
         )
     names = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
     if not names:

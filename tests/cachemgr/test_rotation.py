@@ -332,3 +332,20 @@ def test_prune_takes_what_is_past_its_grace_and_never_the_newest(folder: Folder)
     assert prune(1e12) == ["tag-2.key"]
     assert prune(1e12) == []
     assert sorted(path.name for path in folder.path.iterdir()) == ["naming.key", "tag-3.key", "tag-9.key"]
+
+
+def test_a_fault_of_ours_does_not_end_the_looking(
+    host: Host, folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that follows secrets also takes over arenas: it must outlive whatever one look raises."""
+    monkeypatch.setattr(cachemgr.cache, "_REFRESH_INTERVAL_S", 0.005)
+    looks: list[int] = []
+
+    def look(_: Rotation) -> None:
+        looks.append(1)
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Rotation, "look", look)
+    host.open(secrets=folder.load())
+    wait_until(lambda: len(looks) > 3)
+    assert "a fault of ours" in caplog.text
