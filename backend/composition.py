@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from backend.access import Access, open_access, open_acl_access
+from backend.access import Access, await_acl, open_access, open_acl_access
 from backend.admin import AdminDesk, Administrator, NoCommands, PublicPrefixes
 from backend.first_release import open_first
 from backend.metrics import Instruments, Reading
@@ -101,14 +101,16 @@ def open_decoder(
 
 def _access(node: NodeSettings, model: str) -> Access:
     """Who may do what with the model. ConfigError for an acl file that cannot be obeyed: nobody gets in."""
-    if node.access.acl is None:
+    path = node.access.acl or node.access.awaited
+    if path is None:
         return open_access(model)
+    open_now = await_acl if node.access.acl is None else open_acl_access
     try:
         secrets = CacheSecrets.load(node.secrets.dir, group=node.secrets.group, grace_s=node.secrets.grace_s)
     except SecretsError as error:
         log.warning("the node's own probes are not let in: %s", error)
-        return open_acl_access(model, node.access.acl)
-    return open_acl_access(model, node.access.acl, probe_secret=probe_secret(secrets))
+        return open_now(model, path)
+    return open_now(model, path, probe_secret=probe_secret(secrets))
 
 
 def _reach(node: NodeSettings, settings: ModelSettings, process: Process) -> Beyond:

@@ -168,10 +168,14 @@ class SecretsSettings(msgspec.Struct, frozen=True):
 
 
 class AccessSettings(msgspec.Struct, frozen=True):
-    """`acl`: who may do what; None: everybody infers. `public_dir`: where public prefixes are kept."""
+    """`acl`: who may do what; None: everybody infers. `public_dir`: where public prefixes are kept.
+
+    `awaited`: where an acl file is obeyed as soon as it appears.
+    """
 
     acl: Path | None = None
     public_dir: Path = Path("public")
+    awaited: Path | None = None
 
 
 class RecheckSettings(msgspec.Struct, frozen=True):
@@ -245,7 +249,7 @@ def read_node_settings(path: Path) -> NodeSettings:
         secrets=SecretsSettings(
             root / file.secrets.dir, group=file.secrets.secret_group, grace_s=file.secrets.grace_s
         ),
-        access=AccessSettings(_acl_path(root, file.access.acl), root / file.access.public_dir),
+        access=_access(root, file.access),
         recheck=RecheckSettings(file.trust.recheck_s, file.trust.rehash_s, file.trust.recheck_unready),
         cache=cache,
         cluster=_anchored(file.cluster, root, "state_dir", "tls_cert", "tls_key", "tls_ca"),
@@ -256,12 +260,14 @@ def read_node_settings(path: Path) -> NodeSettings:
     )
 
 
-def _acl_path(root: Path, named: str) -> Path | None:
-    """The file that is named, else the one that lies beside: who puts it there wants it obeyed."""
-    if named:
-        return root / named
-    beside = root / ACL_FILE
-    return beside if beside.exists() or beside.is_symlink() else None
+def _access(root: Path, said: _Access) -> AccessSettings:
+    """The acl file that is named, else the one that lies beside: who puts it there wants it obeyed."""
+    public, beside = root / said.public_dir, root / ACL_FILE
+    if said.acl:
+        return AccessSettings(root / said.acl, public)
+    if beside.exists() or beside.is_symlink():
+        return AccessSettings(beside, public)
+    return AccessSettings(None, public, awaited=beside)
 
 
 def _check_sections(data: Mapping[str, Any], path: Path) -> None:

@@ -8,7 +8,7 @@ acl            principals and whose key is whose; acl_schema is the format of th
 acl_watch      follows the file; acl_access decides by it
 allowances     counts what each principal uses, in token buckets (token_bucket)
 audit          one line per refusal and per command
-open_access    no access control: one namespace for everybody
+open_access    no access control: one namespace for everybody; awaited_acl until there is an acl file
 """
 
 from backend.access.acl import Acl, Principal
@@ -17,6 +17,7 @@ from backend.access.acl_file import read_acl
 from backend.access.acl_schema import parse_acl
 from backend.access.allowances import CountedAllowances
 from backend.access.audit import AUDIT_LOGGER, AuditLog
+from backend.access.awaited_acl import AwaitedAcl, await_acl
 from backend.access.contract import Access, Allowance, Allowances, Audit, Authoriser, Caller, Verb
 from backend.access.keys import KeyEntry, new_key, split_credential
 from backend.access.open_access import DEFAULT_NAMESPACE, EVERYBODY, NOBODY, NoLimits, OpenAccess, open_access
@@ -35,6 +36,7 @@ __all__ = [
     "Audit",
     "AuditLog",
     "Authoriser",
+    "AwaitedAcl",
     "Caller",
     "CountedAllowances",
     "KeyEntry",
@@ -43,6 +45,7 @@ __all__ = [
     "Principal",
     "Reason",
     "Verb",
+    "await_acl",
     "new_key",
     "open_access",
     "open_acl_access",

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         new_file = not place.acl.exists()
         append_to_acl(place.acl, addition)
         if new_file:
-            _explain(f"{place.acl}: is new: a server that was started without it has to be started again")
+            _explain(f"{place.acl}: is new: a server whose acl file it is obeys it within a second")
         until = f", until {arguments.expires:%Y-%m-%d %H:%M} UTC" if arguments.expires else ""
         _explain(f"{place.acl}: {name} has a new key, {made[0][1].id}{until}; this is its only appearance:")
     sys.stdout.write(f"{made[0][0]}\n")

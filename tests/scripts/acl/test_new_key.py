@@ -54,11 +54,11 @@ def test_the_credential_is_the_one_line_on_stdout_and_opens_the_file(acl, capsys
     assert acl.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_new_file_is_said_to_bind_no_server_that_runs_without_it(acl, capsys):
+def test_a_new_file_is_said_to_close_the_door(acl, capsys):
     new_key(acl, "search", "--models", "*")
-    assert "has to be started again" in capsys.readouterr().err
+    assert "obeys it within a second" in capsys.readouterr().err
     new_key(acl, "search")
-    assert "started again" not in capsys.readouterr().err
+    assert "obeys it" not in capsys.readouterr().err
 
 
 def test_a_second_key_keeps_comments_order_and_the_first_key(acl, capsys):
