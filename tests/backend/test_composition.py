@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from backend.access import EVERYBODY, Access, AuditLog, NoLimits
+from backend.access import EVERYBODY, Access, AuditLog, NoLimits, new_key
 from backend.composition import open_decoder
-from backend.errors import EngineFailed, InvalidRequest, Overloaded
+from backend.errors import AccessDenied, EngineFailed, InvalidRequest, Overloaded
 from backend.settings import AccessSettings, ModelSettings, NodeSettings, SecretsSettings
 from cachemgr import CacheSecrets, CacheSettings, SecretsError, complete_secrets
 from engines import ReleaseError, TrustSettings, generate_signing_key, publish_release, sign_release
 from tests.backend.service_rig import Caller, NoInstruments
+from tests.waiting import wait_until
 
 
 class ByKey:
@@ -207,3 +208,27 @@ def test_refusals_at_the_door_are_logged_with_id_and_reason(deployed, caplog):
     lines = [record.message for record in caplog.records if "refused" in record.message]
     assert [line.split(" release=")[0] for line in lines] == ["request id=r"] * 2
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["reason=InvalidRequest", "reason=Overloaded"]
+
+
+def test_an_acl_file_that_appears_while_it_serves_closes_the_door(deployed, tmp_path):
+    acl = tmp_path / "acl.toml"
+    prompt = list(range(80, 10, -1))  # of no other test: blocks outlive a service
+    credential, entry = new_key("a-1")
+    public = AccessSettings(None, tmp_path / "public", awaited=acl)
+    service = open_small(
+        deployed, node=msgspec.structs.replace(deployed[1], access=public), access=False, lane_ttl_s=0.0
+    )
+    try:
+        assert ask(service, prompt).last.error is None
+        acl.write_text(
+            '[principals.a]\nmodels = ["small"]\n[[principals.a.keys]]\n'
+            f'id = "a-1"\nsha256 = "{entry.sha256}"\n'
+        )
+        acl.chmod(0o600)
+        wait_until(lambda: isinstance(ask(service, prompt).last.error, AccessDenied))
+        known = ask(service, prompt, api_key=credential)
+        assert known.cached == 0, "what everybody had is nobody's now"
+        assert known.last.error is None
+        assert ask(service, prompt, api_key=credential).cached == 64
+    finally:
+        service.close()
