@@ -88,14 +88,20 @@ class Admission:
         inputs: Callable[[], Mapping[str, npt.NDArray[Any]]],
         parameters: Mapping[str, object],
         sender: Callable[[Generation | None], Sender],
+        *,
+        admitted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start a request, or let it wait, or refuse it. Never raises."""
+        """Start a request, or let it wait, or refuse it. Never raises.
+
+        `admitted`: see DecoderService.handle.
+        """
         asked = Asked(request_id, {}, parameters, sender, received=self._clock())
         verb = Verb.ADMIN if ADMIN_PARAMETER in parameters else Verb.INFER
         try:
             asked.caller = self._authoriser.authorise(parameters, verb=verb)
             self._allowances.enter(asked.caller)
             asked.entered = True
+            admitted()
             read = inputs()
             asked.inputs = _copied(read) if self._keep_inputs else read
             if verb is Verb.ADMIN:

@@ -83,11 +83,15 @@ class DecoderService:
         parameters: Mapping[str, object],
         *,
         sender: Callable[[Generation | None], Sender],
+        admitted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start a request; whatever happens, the last `sender` gets exactly one last delta. Never raises."""
+        """Start a request; whatever happens, the last `sender` gets exactly one last delta. Never raises.
+
+        `admitted` is called before anything is sent, if the caller may ask at all.
+        """
         problem = self._watchdog.problem
         if problem is None:
-            self._admission.enter(request_id, inputs, parameters, sender)
+            self._admission.enter(request_id, inputs, parameters, sender, admitted=admitted)
         else:
             self._admission.turn_away(request_id, parameters, sender, problem)
 

@@ -147,8 +147,6 @@ class _Decoder:
             response_sender.send(flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             return
         call = self._calls.opened(parameters)
-        if call is not None:
-            self._send_receipt(response_sender)
         wanted = frozenset(request.requested_output_names())
 
         def sender(generation: Generation | None) -> TritonSender:
@@ -162,10 +160,19 @@ class _Decoder:
 
         if request.timeout() and "timeout" not in parameters:
             parameters["timeout"] = request.timeout()
-        self._service.handle(request.request_id(), lambda: _inputs(request), parameters, sender=sender)
+        self._service.handle(
+            request.request_id(),
+            lambda: _inputs(request),
+            parameters,
+            sender=sender,
+            admitted=lambda: None if call is None else self._send_receipt(response_sender),
+        )
 
     def _send_receipt(self, response_sender: Any) -> None:
-        """Tell a facade at once that its call is here, and in which process. Nobody else sends yet."""
+        """Tell a facade at once that its call is here, and in which process. Nobody else sends yet.
+
+        Only whoever may ask hears it: clients can write what facades do.
+        """
         receipt = [self._pb.Tensor(TEXT, _text(str(os.getpid())))]
         try:
             response_sender.send(self._pb.InferenceResponse(output_tensors=receipt))
@@ -248,8 +255,8 @@ class TritonSender:
         return [self._pb.Tensor(name, _text(value)) for name, value in columns.items()]
 
     def cancelled(self) -> bool:
-        """True once the caller went away."""
-        return self._call.cancelled if self._call is not None else bool(self._sender.is_cancelled())
+        """True once the caller went away; a client that writes what facades do may hang up itself."""
+        return (self._call is not None and self._call.cancelled) or bool(self._sender.is_cancelled())
 
 
 class _Statuses:

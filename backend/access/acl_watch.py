@@ -84,6 +84,8 @@ class AclWatch:
         try:
             if seen.trouble:
                 raise ConfigError(seen.trouble)
+            if not seen.content.strip():
+                raise ConfigError(f"{self._path}: expected principals, found an empty file: cut short?")
             acl = decode_acl(seen.content, self._path)
         except ConfigError as error:
             log.error("acl: %s; what was in force stays so until this is mended", error)

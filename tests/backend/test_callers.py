@@ -117,6 +117,22 @@ def test_whoever_has_no_credential_learns_nothing_and_no_input_is_read(rig, door
     assert not door.open
 
 
+def test_only_who_may_ask_hears_that_the_question_is_here(rig, door):
+    def admitted(key):
+        caller, heard = Caller(), []
+        rig.service.handle(
+            "r", lambda: {"input_ids": np.array(PROMPT, np.int32)}, {"api_key": key},
+            sender=lambda generation: caller, admitted=lambda: heard.append(len(caller.deltas)),
+        )  # fmt: skip
+        caller.wait()
+        return heard
+
+    assert admitted("a") == [0], "once, before anything else is said"
+    assert admitted("?") == []
+    door.no_room = {"enter"}
+    assert admitted("a") == []
+
+
 def test_a_request_counts_as_open_until_its_last_word_is_sent(rig, door):
     rig.ask(PROMPT, max_tokens=6, **as_caller())
     assert nobody_is_in(door)

@@ -139,12 +139,15 @@ def test_a_facade_gets_an_error_as_data_and_final_by_itself():
     }
 
 
-def test_a_facades_call_is_cancelled_by_its_call_and_no_other_by_the_server():
-    wire, call = Wire(cancelled=True), Call()
+def test_a_facades_call_is_cancelled_by_its_call_and_every_one_by_the_server():
+    wire, call = Wire(), Call()
     facades = TritonSender(FakePb, wire, statuses=_Statuses(FakePb), encode=encode(), call=call)
-    assert (facades.cancelled(), sender(wire, encode()).cancelled()) == (False, True)
+    assert not facades.cancelled()
     call.cancelled = True
     assert facades.cancelled()
+    gone = Wire(cancelled=True)  # a client that wrote what facades write, and hung up
+    facades = TritonSender(FakePb, gone, statuses=_Statuses(FakePb), encode=encode(), call=Call())
+    assert (facades.cancelled(), sender(gone, encode()).cancelled()) == (True, True)
 
 
 def model_config(parameters):

@@ -207,6 +207,8 @@ def test_a_refusal_says_nothing_and_is_written_down_without_the_key(
         guarded.generate(tenants["a"], authorization="Bearer " + tenants["b"]),
     ]
     assert {(status, json.loads(text)["error"]) for status, text in errors} == {(400, DENIED)}
+    _, text = guarded.generate(None, triton_call="0" * 32)  # what only a facade writes
+    assert json.loads(text)["text_output"] == DENIED, "and not which process it is"
     log = guarded.triton.home.root / "triton.log"
     for reason in ("missing", "wrong_secret", "unknown_key", "model", "verb", "ambiguous"):
         wait_until(lambda reason=reason: f"reason={reason}" in log.read_text())

@@ -81,6 +81,10 @@ def _unlink(path):
     path.unlink()
 
 
+def _cut(path):
+    path.write_text(" \n")
+
+
 def _open_to_all(path):
     path.chmod(0o666)
 
@@ -89,6 +93,7 @@ def _open_to_all(path):
     ("spoil", "said"),
     [
         (_break, "principals.first.models: must be given"),
+        (_cut, "expected principals, found an empty file"),
         (_unlink, "found none: put it back"),
         (_open_to_all, "found mode 0666"),
     ],
