@@ -17,3 +17,8 @@ def config_path(beside: Path, environ: Mapping[str, str] = os.environ) -> Path:
 def forbid_telemetry(environ: MutableMapping[str, str] = os.environ) -> None:
     """ONNX Runtime notes each start in its user's home, to report it, unless told before its import."""
     environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def keep_grpc_quiet(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Strangers whose handshakes fail would fill the log with a line of gRPC each, unless told before."""
+    environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from backend.calls import CANCEL_CALL, ERROR, REASON, TEXT, Call, Calls
 from backend.composition import open_decoder
-from backend.environment import config_path, forbid_telemetry
+from backend.environment import config_path, forbid_telemetry, keep_grpc_quiet
 from backend.errors import (
     AccessDenied,
     BackendError,
@@ -79,6 +79,7 @@ class TritonPythonModel:
         """Load everything; a refusal is one line, and Triton keeps serving its other models."""
         self._pb = _pb_utils()
         forbid_telemetry()
+        keep_grpc_quiet()
         _log_to_stderr()
         keep_region_private()
         name, version = args["model_name"], args["model_version"]

@@ -29,7 +29,7 @@ from scripts import (
     verify,
 )
 from scripts.console import complain
-from scripts.environment import forbid_telemetry
+from scripts.environment import forbid_telemetry, keep_grpc_quiet
 from scripts.errors import CommandError
 from scripts.refusals import one_line_errors
 
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit code. Errors a user can act on are one line, a traceback only with --debug."""
     words = list(sys.argv[1:] if argv is None else argv)
     forbid_telemetry()
+    keep_grpc_quiet()
     try:
         if words[:1] == ["bench"]:  # its options are its own
             return bench.main(words[1:])

@@ -11,3 +11,8 @@ def inherited() -> dict[str, str]:
 def forbid_telemetry() -> None:
     """ONNX Runtime notes each start in its user's home, to report it, unless told before its import."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def keep_grpc_quiet() -> None:
+    """Lines that gRPC writes of its own stand beside our errors, unless told before its import."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
