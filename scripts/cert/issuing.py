@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cachemgr.cluster.certificates import dns_name, node_uri
+from cachemgr.cluster.certificates import ForeignCertificate, dns_name, node_uri
 from cachemgr.cluster.certificates.loading import CertificateFiles
+from cachemgr.cluster.certificates.names import name_in_pem
 from cachemgr.errors import CacheError
 from cachemgr.settings import CacheSettings
 from scripts.errors import UsageError
@@ -69,6 +70,7 @@ def make_node(folder: Path, authority: Path, wanted: Wanted, *, renew: bool) -> 
     cert_file, key_file, ca_file = folder / NODE_CERT, folder / NODE_KEY, folder / CA_CERT
     if renew:
         key = _read_key(key_file)
+        _refuse_another_node(cert_file, wanted)
     else:
         _refuse_if_there(cert_file, key_file)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -193,6 +195,17 @@ def _write_key(file: Path, key: ec.EllipticCurvePrivateKey) -> None:
         out.write(data)
         out.flush()
         os.fsync(handle)
+
+
+def _refuse_another_node(file: Path, wanted: Wanted) -> None:
+    """A renewal of what is there; one that is gone, or nobody can read, is made anew."""
+    try:
+        found = name_in_pem(file.read_bytes())
+    except (OSError, ForeignCertificate):
+        return
+    if found != (wanted.cluster, wanted.node):
+        problem = f"is of node {found.node!r} of cluster {found.cluster!r}, and is renewed only as such"
+        raise UsageError(f"{file} {problem}: another node wants a folder of its own")
 
 
 def _refuse_if_there(*files: Path) -> None:

@@ -62,6 +62,16 @@ def test_nothing_is_overwritten(made: Path, capsys: Capture) -> None:
     assert {file: file.read_bytes() for file in made.rglob("*") if file.is_file()} == before
 
 
+def test_a_renewal_is_of_the_node_whose_key_it_is(made: Path, capsys: Capture) -> None:
+    before = (made / "gpu-7/node.crt").read_bytes()
+    ca = made / "ca"
+    assert cert("node", made / "gpu-7", "--ca", ca, "--cluster", "prod", "--node", "gpu-8", "--renew") == 2
+    assert "is of node 'gpu-7'" in capsys.readouterr().err
+    assert (made / "gpu-7/node.crt").read_bytes() == before
+    (made / "gpu-7/node.crt").unlink()
+    assert node(made, "--renew") == 0, "a lost certificate is made again"
+
+
 def test_a_renewal_keeps_the_key_and_what_is_trusted(made: Path) -> None:
     before = {name: (made / "gpu-7" / name).read_bytes() for name in ("node.key", "node.crt", "ca.crt")}
     (made / "gpu-7" / "ca.crt").write_bytes(2 * before["ca.crt"])
