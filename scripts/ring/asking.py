@@ -72,7 +72,7 @@ class Entry:
         try:
             return ask(where, method, request, timeout_s=within_s, settings=self.settings)
         except ControlTrouble as trouble:
-            problem, advice = _told(trouble, where, cluster=self.cluster, within_s=within_s)
+            problem, advice = _told(trouble, where, entry=self, within_s=within_s)
             raise NodeError(problem, trouble.kind, advice=advice) from None
 
     def check(self, address: str) -> None:
@@ -129,8 +129,9 @@ def entry_from(arguments: argparse.Namespace) -> Entry:
     return entry
 
 
-def _told(trouble: ControlTrouble, address: str, *, cluster: str, within_s: float) -> tuple[str, str]:
+def _told(trouble: ControlTrouble, address: str, *, entry: Entry, within_s: float) -> tuple[str, str]:
     """What is wrong, and what to do."""
+    cluster, certificate = entry.cluster, entry.settings.tls_cert
     text = str(trouble).partition(": ")[2] or str(trouble)  # without the method's name
     text = text.removeprefix(f"{trouble.kind.value}: ")
     match trouble.kind:
@@ -143,6 +144,13 @@ def _told(trouble: ControlTrouble, address: str, *, cluster: str, within_s: floa
             return f"the node at {address} is not of cluster {cluster!r}", "name its cluster with --cluster"
         case Trouble.LOST:
             problem = f"the node at {address} cannot be asked ({text})"
+            if certificate:
+                host = split_address(address, field="--at")[0]
+                advice = (
+                    f"is that a control service? Compare `tensorcache cert show {certificate}` with the "
+                    f"node's: both of one CA, neither ended, that one made with --host {host}"
+                )
+                return problem, advice
             return problem, "is that a control service? For TLS, name the node's tensorcache.toml: --config"
         case Trouble.WIRE | Trouble.UNKNOWN:
             return f"the node at {address} is of another release ({text})", "use that one's `tensorcache`"

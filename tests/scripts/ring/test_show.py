@@ -7,6 +7,7 @@ import pytest
 
 from cachemgr.ring import Ring, move_vnode
 from scripts.ring.tables import columns
+from tests.cachemgr.cluster.certificates import Authority
 from tests.cachemgr.cluster.control.stores import chain
 from tests.scripts.ring.conftest import Ask
 from tests.scripts.ring.ring_cluster import RingCluster, ring_cluster
@@ -130,6 +131,23 @@ def test_errors_say_what_to_do_next(cluster: RingCluster, ask: Ask) -> None:
     bad = ask("show", "--at", "nowhere")
     assert bad.code == 2
     assert "--at: must be host:port" in bad.err
+
+
+def test_who_shows_certificates_in_vain_is_told_what_to_compare(
+    still_cluster: RingCluster, ask: Ask, tmp_path: Path
+) -> None:
+    config, address = tmp_path / "tensorcache.toml", still_cluster.nodes[0].spec.address
+    shown = Authority(tmp_path / "ca").issue("node-a")
+    config.write_text(
+        f'[node]\nid = "node-a"\ncluster = "test"\n[cluster]\nlisten = "{address}"\n'
+        f'tls_cert = "{shown.tls_cert}"\ntls_key = "{shown.tls_key}"\ntls_ca = "{shown.tls_ca}"\n'
+        f'[[cluster.members]]\nid = "node-a"\naddress = "{address}"\n'
+    )
+    said = ask("show", "--config", str(config))
+    assert said.code == 1
+    assert f"`tensorcache cert show {shown.tls_cert}`" in said.err
+    assert "--host 127.0.0.1\n" in said.err
+    assert "name the node's tensorcache.toml" not in said.err
 
 
 def test_the_node_is_taken_from_a_config(cluster: RingCluster, ask: Ask, tmp_path: Path) -> None:
