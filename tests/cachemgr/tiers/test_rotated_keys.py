@@ -7,6 +7,7 @@ import pytest
 
 import cachemgr.cache
 from cachemgr import CacheSecrets, complete_secrets
+from cachemgr.shard import Verdict
 from tests.cachemgr.host import FORMAT, Host
 from tests.cachemgr.node import Node, open_node
 from tests.cachemgr.tiers.lower_tiers import LOWER_TIERS, OpenLowerTier
@@ -72,7 +73,7 @@ def test_from_node_to_node(late: LateNode) -> None:
         return whole_run(node.store, names, FORMAT)
 
     shard = late.near.hold_one(names[0])
-    assert late.far.store.check(shard.header, shard.address) is cachemgr.cache.Verdict.UNREADABLE
+    assert late.far.store.check(shard.header, shard.address) is Verdict.UNREADABLE
     late.near.store.let_go([shard])
     assert (whole(late.near), whole(late.far)) == (BLOCKS, 0)
     late.catch_up()
