@@ -16,6 +16,7 @@ from cachemgr.ring import NodeId
 _SCHEME = "tensorcache://"
 _URI = re.compile(re.escape(_SCHEME) + r"([a-z0-9.-]{1,63})/([a-z0-9.-]{1,63})")
 _ZONE = "tensorcache"
+_UNREADABLE = (ValueError, x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
 
 
 class ForeignCertificate(CacheError):
@@ -45,7 +46,7 @@ def name_in(certificate: x509.Certificate) -> NodeName:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         raise ForeignCertificate("the certificate names no node") from None
-    except ValueError as error:  # an extension twice, or one that cannot be parsed
+    except _UNREADABLE as error:
         raise ForeignCertificate(f"the certificate cannot be read ({error})") from None
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     ours = [uri for uri in uris if uri.lower().startswith(_SCHEME)]
@@ -72,5 +73,5 @@ def name_in_der(der: bytes) -> NodeName:
 def _parsed(load: Callable[[bytes], x509.Certificate], data: bytes) -> x509.Certificate:
     try:
         return load(data)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise ForeignCertificate(f"no certificate that can be read was shown ({error})") from None

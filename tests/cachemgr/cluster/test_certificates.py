@@ -1,10 +1,14 @@
 """Certificates on disk: what is taken, what is refused and said, and what happens as they end."""
 
+import datetime
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +58,16 @@ def test_one_uri_says_who_it_is(tmp_path: Path, uris: list[str], says: str) -> N
 def test_other_uris_do_not_matter(tmp_path: Path) -> None:
     paths = Authority(tmp_path).issue(NODE, uris=["spiffe://x/y", node_uri(CLUSTER, NODE)])
     assert taken(paths).loaded.name == (CLUSTER, NODE)
+
+
+def test_names_of_a_kind_that_nobody_reads_are_nobodys() -> None:
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    edi_party = bytes.fromhex("3006a50481027879")
+    made = x509.CertificateBuilder(x509.Name([]), x509.Name([]), key.public_key(), 1, now, now)
+    san = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, edi_party)
+    shown = made.add_extension(san, critical=False).sign(key, hashes.SHA256())
+    with pytest.raises(ForeignCertificate, match="cannot be read"):
+        name_in_der(shown.public_bytes(serialization.Encoding.DER))
 
 
 @given(st.binary(max_size=200))
