@@ -71,6 +71,7 @@ def make_node(folder: Path, authority: Path, wanted: Wanted, *, renew: bool) -> 
     if renew:
         key = _read_key(key_file)
         _refuse_another_node(cert_file, wanted)
+        _refuse_untrusted(ca, authority / CA_CERT, ca_file)
     else:
         _refuse_if_there(cert_file, key_file)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -195,6 +196,21 @@ def _write_key(file: Path, key: ec.EllipticCurvePrivateKey) -> None:
         out.write(data)
         out.flush()
         os.fsync(handle)
+
+
+def _refuse_untrusted(ca: x509.Certificate, authority: Path, trusted: Path) -> None:
+    """A node must trust who signed its own certificate; a renewal does not change whom it trusts."""
+    try:
+        known = x509.load_pem_x509_certificates(trusted.read_bytes())
+    except (OSError, ValueError):
+        raise UsageError(f"{trusted}: must hold the certificates of who is trusted") from None
+    if ca not in known:
+        both = f"{trusted.parent / 'both.crt'}"
+        problem = f"{trusted} does not trust {authority} yet"
+        raise UsageError(
+            f"--ca: {problem}: let every node trust both first (cat {trusted} {authority} > {both}; "
+            f"mv {both} {trusted})"
+        )
 
 
 def _refuse_another_node(file: Path, wanted: Wanted) -> None:

@@ -83,6 +83,19 @@ def test_a_renewal_keeps_the_key_and_what_is_trusted(made: Path) -> None:
     assert node(made, "--renew", name="gpu-9") == 2, "there is no key"
 
 
+def test_a_renewal_by_whom_the_node_does_not_trust_is_refused(made: Path, capsys: Capture) -> None:
+    assert cert("ca", made / "new", "--cluster", "prod") == 0
+    node_of = ("node", made / "gpu-7", "--ca", made / "new", "--cluster", "prod", "--node", "gpu-7")
+    before = (made / "gpu-7" / "node.crt").read_bytes()
+    assert cert(*node_of, "--host", "127.0.0.1", "--renew") == 2
+    assert "does not trust" in capsys.readouterr().err
+    assert (made / "gpu-7" / "node.crt").read_bytes() == before
+    trusted = made / "gpu-7" / "ca.crt"
+    trusted.write_bytes(trusted.read_bytes() + (made / "new" / "ca.crt").read_bytes())
+    assert cert(*node_of, "--host", "127.0.0.1", "--renew") == 0
+    assert cert("show", made / "gpu-7" / "node.crt") == 0
+
+
 def test_show_says_who_and_that_a_node_takes_it(made: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert cert("show", made / "gpu-7" / "node.crt") == 0
