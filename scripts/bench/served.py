@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 from engines import TrustSettings, publish_release
 from scripts.backend_layout import lay_out_backend, write_model_config, write_node_config
 from scripts.bench.subject import MODEL, Subject
-from scripts.serving import supervised
+from scripts.serving import add_serving, supervised
 from scripts.triton_stream import tensor
 
 Tokens = npt.NDArray[np.int64]
@@ -70,11 +70,14 @@ def served(subject: Subject) -> Iterator[str]:
     home = subject.settings.folder / "home"
     _lay_out(subject, home)
     http, grpc, metrics = free_ports(3)
-    arguments = argparse.Namespace(
-        home=home, model=[MODEL], triton=None, host="127.0.0.1",
-        http_port=http, grpc_port=grpc, metrics_port=metrics,
-        pause_limit=1.0,
-    )  # fmt: skip
+    parser = argparse.ArgumentParser()
+    add_serving(parser)
+    arguments = parser.parse_args(
+        [
+            *("--home", str(home), "--model", MODEL, "--pause-limit", "1"),
+            *("--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)),
+        ]
+    )
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with supervised(arguments) as serving:
