@@ -203,7 +203,10 @@ class Replies:
         stream.closed = stream.closed or final
         if final and stream.done is not None:
             done, stream.done = stream.done, None
-            done(delta)
+            try:
+                done(delta)
+            except Exception:  # whoever counts wrongly must not keep the others from their answers
+                log.exception("the end of a stream could not be counted")
 
     def _poll(self) -> None:
         """Ask some of the callers, in turn, whether they are still there: each answer is a round trip."""

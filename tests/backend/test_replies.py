@@ -180,3 +180,23 @@ def test_a_failing_round_hook_is_logged_and_survived(caplog):
     caller.wait()
     replies.stop()
     assert "metrics could not be published" in caplog.text
+
+
+def test_the_end_is_told_once_and_who_fails_to_take_it_harms_nobody(caplog):
+    replies = start()
+    heard = []
+
+    def fail(delta):
+        heard.append(delta.finish)
+        raise RuntimeError("counted wrongly")
+
+    callers = [Caller(), Caller()]
+    for caller in callers:
+        stream = replies.open(caller)
+        stream.done = fail
+        replies.deliver([(stream, Delta(text="a"))])
+        replies.deliver([(stream, Delta(**END))])
+        caller.wait()
+    assert replies.stop()
+    assert heard == [FinishReason.STOP] * 2
+    assert "could not be counted" in caplog.text
