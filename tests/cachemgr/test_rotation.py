@@ -257,18 +257,24 @@ def test_a_running_process_follows_the_command(host: Host, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_no_nonce_is_used_twice_while_keys_change_under_the_writer(host: Host, folder: Folder) -> None:
+def test_no_nonce_is_used_twice_while_keys_change_under_the_writer(
+    host: Host, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cachemgr.cache, "_REFRESH_INTERVAL_S", 3600.0)  # one thread looks: ours
     cache = host.open(blocks=600, secrets=folder.load())
     names = chain(cache, 500)
-    done = threading.Event()
+    done, rotated = threading.Event(), threading.Event()
 
     def rotate() -> None:
         while not done.is_set():
             folder.add()
             cache._follow_secrets()
+            rotated.set()
 
     rotating = threading.Thread(target=rotate)
+    fill(cache, names[:100])
     rotating.start()
+    assert rotated.wait(60)
     fill(cache, names)
     done.set()
     rotating.join()

@@ -210,14 +210,14 @@ def test_what_arrived_by_the_deadline_stays() -> None:
     with cluster(replicas=0) as c:
         hashes = c.chain(16, where=not_ours)
         c.place_all(hashes)
-        c.peers[c.owners(hashes, 0)[0]].trickle_s = 0.02
+        c.peers[c.owners(hashes, 0)[0]].trickle_s = 0.06
 
         async def test() -> None:
             began = time.monotonic()
             async with Lag() as lag:
-                await start(c, hashes, within=0.15)
+                await start(c, hashes, within=0.5)
                 took = time.monotonic() - began
-            assert took < 0.15 + SLACK_S + lag.worst_s
+            assert took < 0.5 + SLACK_S + lag.worst_s
 
         in_loop(c, test)
         assert 2 <= len(c.me.has(hashes)) < 16
