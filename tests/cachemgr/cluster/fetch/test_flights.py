@@ -21,6 +21,7 @@ def in_loop(c: Cluster, test: Callable[[], Awaitable[None]]) -> None:
     async def go() -> None:
         await test()
         await c.settle()
+        await turns()  # what was cancelled a moment ago ends in these
         assert c.fetcher._flights == {}, "nothing is left of a flight that is over"
         assert not c.fetcher._gets._going
 
